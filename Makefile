@@ -1,0 +1,38 @@
+# Two commands matter: `make demo` does the main job, `make test` runs the tests.
+# Each sets up what it needs in .venv first.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+CORE := $(VENV)/.core-installed
+DEV := $(VENV)/.dev-installed
+
+.PHONY: demo test check bench clean
+demo: $(CORE)
+	$(BIN)/qbi audit
+
+test: $(DEV)
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not serial"
+	$(BIN)/python -m pytest -m serial
+
+check: $(DEV)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(CORE)
+	$(BIN)/qbi bench
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(CORE): $(BIN)/python pyproject.toml constraints.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	touch $@
+
+$(DEV): $(BIN)/python pyproject.toml constraints.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[text,hf,ray,dev]"
+	touch $@ $(CORE)
+
+clean:
+	rm -rf $(VENV) out .mypy_cache .ruff_cache .pytest_cache

@@ -1,0 +1,9 @@
+"""The server's crafted parameters: QBI, PAIRS, trap weights, and the way to mount them on a model."""
+
+from qbi.attacks.base import Attack
+from qbi.attacks.mount import Mounted, mount
+from qbi.attacks.pairs import PAIRS, SampleSource
+from qbi.attacks.qbi import QBI
+from qbi.attacks.trap_weights import TrapWeights
+
+__all__ = ["PAIRS", "QBI", "Attack", "Mounted", "SampleSource", "TrapWeights", "mount"]

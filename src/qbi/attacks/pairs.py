@@ -1,0 +1,151 @@
+"""Pattern-aware iterative random search: QBI rows redrawn until each isolates a sample of auxiliary data.
+
+The search runs in Gram space: a try costs B numbers instead of a forward pass over N×M weights, and a block of
+tries is decided at once. Only what was found is lifted back to weights. `naive_search` in `benchmarks` is the
+method it replaces.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from qbi.attacks.qbi import QBI
+from qbi.carrier import flat
+from qbi.errors import BadValue, DataError, require_positive
+from qbi.firing import isolation
+from qbi.gram import Law, gram, law, lift
+from qbi.records import CraftedRows
+
+BLOCK = 8192
+"""Tries drawn at a time. Part of what the seed means: changing it changes the draws."""
+
+
+@runtime_checkable
+class SampleSource(Protocol):
+    """Auxiliary samples that can be loaded a slice at a time; a tensor is one."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: slice, /) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Search:
+    """What the search of one group found: pre-activations without bias, one row a tuned neuron, and its cost."""
+
+    found: Float[Tensor, "k b"]
+    tries: int
+
+
+@dataclass(frozen=True)
+class PAIRS:
+    """Algorithm 1 with errata 6 and 7.
+
+    Neurons are tuned in groups of B on groups of B auxiliary samples. A neuron's row is redrawn until it isolates
+    a sample that no earlier neuron of the group took. A group shares a budget of `budget_factor`·B·N tries and is
+    abandoned after `patience` tries in a row without success; neurons not reached keep a plain QBI row.
+    """
+
+    batch_size: int
+    auxiliary: SampleSource
+    budget_factor: int = 5
+    patience: int = 2000
+    exact: bool = False
+    progress: Callable[[int, int], None] | None = field(default=None, compare=False, repr=False)
+    name: str = "PAIRS"
+
+    def rows(self, neurons: int, features: int, generator: torch.Generator) -> CraftedRows:
+        """Search group by group, and lift what was found."""
+        require_positive(self.name, neurons=neurons, budget_factor=self.budget_factor, patience=self.patience)
+        available = len(self.auxiliary)
+        if available < neurons:
+            raise DataError(
+                f"PAIRS: {available} auxiliary samples for {neurons} neurons; it needs one a neuron. "
+                "Give more auxiliary data or attack fewer neurons."
+            )
+        plain = QBI(self.batch_size, exact=self.exact)
+        bias = plain.bias(features)
+        weight = torch.empty(neurons, features, device=generator.device)
+        starts = range(0, neurons, self.batch_size)
+        for group, start in enumerate(starts):
+            stop = min(start + self.batch_size, neurons)
+            x = self._group(start, stop, features, generator.device)
+            self._tune(weight[start:stop], x, bias, neurons, generator)
+            if self.progress is not None:
+                self.progress(group + 1, len(starts))
+        return CraftedRows(weight, torch.full((neurons,), bias, device=generator.device))
+
+    def _group(self, start: int, stop: int, features: int, device: torch.device) -> Float[Tensor, "b m"]:
+        x = flat(self.auxiliary[start:stop]).to(device=device, dtype=torch.float32)
+        if x.shape[1] != features:
+            raise DataError(
+                f"PAIRS: auxiliary samples have {x.shape[1]} values, the layer carries {features}; "
+                "both must come from the same kind of data."
+            )
+        return x
+
+    def _tune(
+        self,
+        rows: Float[Tensor, "n m"],
+        x: Float[Tensor, "b m"],
+        bias: float,
+        neurons: int,
+        generator: torch.Generator,
+    ) -> None:
+        known = law(gram(x))
+        budget = self.budget_factor * self.batch_size * neurons
+        found = search(known, bias, rows.shape[0], budget, self.patience, generator).found
+        tuned = found.shape[0]
+        lift(x, found, known, generator, out=rows[:tuned])
+        rows[tuned:].normal_(generator=generator)
+
+
+def search(known: Law, bias: float, neurons: int, budget: int, patience: int, generator: torch.Generator) -> Search:
+    """Find, in order, rows that isolate one sample each, every sample at most once.
+
+    The sequential rules hold exactly although tries are decided a block at a time: a success is the first try that
+    isolates a sample, and the search ends before the first gap of more than `patience` tries, after `budget` tries,
+    or when neurons or samples run out.
+    """
+    if patience < 1 or budget < 1:
+        raise BadValue(f"PAIRS: patience is {patience} and budget {budget}; both must be at least 1.")
+    wanted = min(neurons, known.batch_size)
+    taken = torch.zeros(known.batch_size, dtype=torch.bool, device=known.factor.device)
+    found: list[Tensor] = []
+    offset = last = successes = 0
+    while successes < wanted:
+        z = known.sample(BLOCK, generator)
+        first = _first_successes(z > -bias, taken)
+        order = np.sort(first[first < BLOCK])
+        times = order + offset + 1
+        gaps = np.diff(times, prepend=last)
+        allowed = (gaps <= patience) & (times <= budget)
+        usable = int(allowed.size if allowed.all() else allowed.argmin())
+        usable = min(usable, wanted - successes)
+        if usable:
+            index = torch.from_numpy(order[:usable]).to(z.device)
+            found.append(z[index])
+            taken |= (found[-1] > -bias).any(0)
+            last = int(times[usable - 1])
+            successes += usable
+        offset += BLOCK
+        if usable < order.size or offset - last >= patience or offset >= budget:
+            break
+    tries = last if successes == wanted else min(last + patience, budget)
+    empty = torch.empty(0, known.batch_size, device=known.factor.device)
+    return Search(found=torch.cat(found) if found else empty, tries=tries)
+
+
+def _first_successes(fired: Tensor, taken: Tensor) -> np.ndarray:
+    """For each sample not yet taken, the first row of the block that isolates it (BLOCK where none does)."""
+    isolated = isolation(fired)
+    rows = torch.arange(fired.shape[0], device=fired.device)
+    useful = isolated.isolates & ~taken[isolated.sample]
+    first = torch.full((fired.shape[1],), BLOCK, device=fired.device)
+    first.scatter_reduce_(0, isolated.sample, torch.where(useful, rows, BLOCK), "amin")
+    return first.cpu().numpy()

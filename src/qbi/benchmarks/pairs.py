@@ -1,0 +1,81 @@
+"""PAIRS against the way it is written in the paper: a full forward pass of the layer for every retry."""
+
+import torch
+from torch import Tensor
+
+from qbi.attacks.pairs import PAIRS, search
+from qbi.attacks.qbi import QBI
+from qbi.benchmarks.timing import Comparison, Shape, seconds
+from qbi.gram import gram, law
+from qbi.randomness import generator
+
+NAIVE_BUDGET = 90.0
+"""Seconds up to which the naive search is run to its end; beyond that, retries are timed and multiplied."""
+
+TIMED_RETRIES = 8
+
+
+def bench_pairs(shape: Shape, auxiliary: Tensor, *, seed: int = 0, repeats: int = 3) -> Comparison:
+    """Time PAIRS from loaded tensors to finished weights, and the naive method on the same data."""
+    device = str(auxiliary.device)
+    attack = PAIRS(shape.batch_size, auxiliary)
+
+    def ours() -> object:
+        return attack.rows(shape.neurons, shape.features, generator(seed, "bench", device=device))
+
+    ours()  # warm-up: thread pools, handles, allocator
+    fast = seconds(ours, device, repeats=repeats)
+    retries = _retries(shape, auxiliary, attack, seed)
+    weight = torch.empty(shape.neurons, shape.features, device=device).normal_()
+    bias = QBI(shape.batch_size).bias(shape.features)
+    group = auxiliary[: shape.batch_size]
+    one = seconds(lambda: _naive_retries(weight, group, bias, TIMED_RETRIES), device) / TIMED_RETRIES
+    if one * retries > NAIVE_BUDGET:
+        return Comparison("PAIRS", shape, fast, one * retries, True, f"{retries} retries of {one * 1e3:.2f} ms")
+    done = naive_pairs(weight, auxiliary, shape, bias, attack)
+    slow = seconds(lambda: naive_pairs(weight, auxiliary, shape, bias, attack), device)
+    return Comparison("PAIRS", shape, fast, slow, False, f"{done} retries, run to the end")
+
+
+def _retries(shape: Shape, auxiliary: Tensor, attack: PAIRS, seed: int) -> int:
+    """How many tries the search takes on these data: the same law for both methods."""
+    bias = QBI(shape.batch_size).bias(shape.features)
+    draws = generator(seed, "retries", device=auxiliary.device)
+    total = 0
+    for start in range(0, shape.neurons, shape.batch_size):
+        group = auxiliary[start : min(start + shape.batch_size, shape.neurons)]
+        budget = attack.budget_factor * shape.batch_size * shape.neurons
+        total += search(law(gram(group)), bias, len(group), budget, attack.patience, draws).tries
+    return total
+
+
+def _naive_retries(weight: Tensor, x: Tensor, bias: float, count: int) -> None:
+    for neuron in range(count):
+        weight[neuron].normal_()
+        fired = x @ weight.T > -bias
+        bool(fired[:, neuron].sum() == 1)
+
+
+def naive_pairs(weight: Tensor, auxiliary: Tensor, shape: Shape, bias: float, attack: PAIRS) -> int:
+    """Algorithm 1 to the letter, in place; returns the number of retries. Also the tests' oracle."""
+    retries = 0
+    budget = attack.budget_factor * shape.batch_size * shape.neurons
+    for start in range(0, shape.neurons, shape.batch_size):
+        stop = min(start + shape.batch_size, shape.neurons)
+        x = auxiliary[start:stop]
+        frozen: set[int] = set()
+        spent = barren = 0
+        neuron = start
+        while neuron < stop and spent < budget and barren < attack.patience:
+            fired = x @ weight.T > -bias
+            active = fired[:, neuron].nonzero()[:, 0]
+            spent += 1
+            if len(active) == 1 and int(active[0]) not in frozen:
+                frozen.add(int(active[0]))
+                neuron += 1
+                barren = 0
+            else:
+                weight[neuron].normal_()
+                barren += 1
+        retries += spent
+    return retries

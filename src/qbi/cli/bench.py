@@ -1,0 +1,98 @@
+"""`qbi bench`: each fast path beside the naive method, in the same run."""
+
+import platform
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Literal
+
+import torch
+import typer
+from rich.table import Table
+
+from qbi.cli.common import Device, Json, Seed, checked_device, console, log
+from qbi.files import to_json, write_atomically
+
+
+def bench(
+    size: Annotated[Literal["cifar", "imagenet", "all"], typer.Option(help="Shapes to time.")] = "all",
+    repeats: Annotated[int, typer.Option(min=1, help="Runs of ours; the median counts.")] = 3,
+    out: Annotated[Path, typer.Option(help="Where the JSON goes.")] = Path("out/bench.json"),
+    seed: Seed = 0,
+    device: Device = "cpu",
+    json: Json = False,
+) -> None:
+    """Time PAIRS and the evaluation of A, P, R against the naive method, as ratios.
+
+    [bold]Example:[/bold] qbi bench --size cifar
+    """
+    from qbi.benchmarks import Comparison, Shape, bench_evaluation, bench_pairs
+
+    where = checked_device(device)
+    shapes = {
+        "cifar": Shape("CIFAR-10 (200, 20)", 200, 20, 3072),
+        "imagenet": Shape("ImageNet (1000, 200)", 1000, 200, 150_528),
+    }
+    results: list[Comparison] = []
+    for name, shape in shapes.items():
+        if size not in (name, "all"):
+            continue
+        if not json:
+            log.print(f"{shape.name}: making data, then timing …")
+        data = _samples(shape, seed).to(where)
+        results.append(bench_evaluation(shape, data[: shape.batch_size], seed=seed, repeats=repeats))
+        results.append(bench_pairs(shape, data, seed=seed, repeats=repeats))
+    document = {
+        "machine": _machine(where),
+        "date": datetime.now(UTC).date().isoformat(),
+        "peak_memory_gib": round(_peak_gib(), 2),
+        "results": [
+            {
+                "task": r.task,
+                "shape": r.shape.name,
+                "ours_seconds": r.ours,
+                "naive_seconds": r.naive,
+                "naive_extrapolated": r.extrapolated,
+                "ratio": r.ratio,
+                "note": r.note,
+            }
+            for r in results
+        ],
+    }
+    write_atomically(out, to_json(document))
+    if json:
+        typer.echo(to_json(document), nl=False)
+        return
+    table = Table(title=f"{document['machine']}, {document['date']}")
+    for title in ("task", "shape", "ours", "naive", "ratio", "naive measured as"):
+        table.add_column(title, justify="right" if title in ("ours", "naive", "ratio") else "left")
+    for r in results:
+        how = f"extrapolated from {r.note}" if r.extrapolated else r.note
+        table.add_row(r.task, r.shape.name, f"{r.ours:.3g} s", f"{r.naive:.4g} s", f"{r.ratio:,.0f}×", how)
+    console.print(table)
+    console.print(f"Peak memory of the whole run {document['peak_memory_gib']} GiB. JSON: {out}")
+
+
+def _samples(shape: "Shape", seed: int) -> torch.Tensor:  # type: ignore[name-defined]
+    """Synthetic photos of the shape's size; large ones are painted small and enlarged, which costs less."""
+    from qbi.carrier import flat
+    from qbi.data.images import normalised
+    from qbi.data.photos import synthetic_photos
+
+    side = round((shape.features / 3) ** 0.5)
+    painted = min(side, 56)
+    small = normalised(synthetic_photos(shape.neurons, painted, seed=seed), slice(None))
+    if painted == side:
+        return flat(small)
+    return flat(torch.nn.functional.interpolate(small, size=(side, side), mode="bilinear"))
+
+
+def _machine(device: str) -> str:
+    if device.startswith("cuda"):
+        return torch.cuda.get_device_name(device)
+    return f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
+
+
+def _peak_gib() -> float:
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20

@@ -1,0 +1,43 @@
+"""What the commands share: options, tables, progress, devices."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated
+
+import torch
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from qbi.errors import BadValue
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")]
+Seed = Annotated[int, typer.Option(help="Same seed, same result.")]
+Device = Annotated[str, typer.Option(help="Where to compute: cpu or cuda.")]
+
+console = Console()
+log = Console(stderr=True)
+
+
+def checked_device(name: str) -> str:
+    """Refuse a device that is not there."""
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as problem:
+        raise BadValue(f"--device: {name!r} cannot be used here ({str(problem).splitlines()[0]}). Use cpu.") from None
+    return name
+
+
+@contextmanager
+def progress_bar(what: str) -> Iterator[Progress]:
+    """A progress bar when a person watches, nothing when the output is piped."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=log, transient=True, disable=not sys.stderr.isatty()) as bar:
+        bar.add_task(what, total=None)
+        yield bar
+
+
+def percent(share: float | None) -> str:
+    """A share of one as a percentage for tables."""
+    return "–" if share is None else f"{100 * share:.1f}"

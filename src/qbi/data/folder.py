@@ -1,0 +1,63 @@
+"""Any folder or archive of images; where they lie in sub-folders, the sub-folder is the class."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from PIL import Image
+
+from qbi.data.decode import Decoded, as_is, centre_crop, decode_all, is_image
+from qbi.data.tree import files
+from qbi.errors import DataError
+from qbi.records import ImageData
+
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+
+
+def load_image_folder(
+    root: Path,
+    *,
+    size: int | None = None,
+    below: str = "",
+    skip_bad: bool = False,
+    progress: Callable[[int], None] | None = None,
+) -> ImageData:
+    """Images of any size, cropped to the centre when `size` is given; normalised with ImageNet's statistics."""
+    fit = as_is if size is None else centre_crop(size, size)
+    decoded = _decode(root, below, fit, skip_bad, progress)
+    return _labelled(root.name, decoded)
+
+
+def load_imagenet(root: Path, *, skip_bad: bool = False, progress: Callable[[int], None] | None = None) -> ImageData:
+    """The ImageNet validation set in folders by wnid, with the paper's preprocessing (erratum 14)."""
+    decoded = _decode(root, "", centre_crop(224, 256), skip_bad, progress)
+    return _labelled("ImageNet", decoded)
+
+
+def _decode(
+    root: Path,
+    below: str,
+    fit: Callable[[Image.Image], Image.Image],
+    skip_bad: bool,
+    progress: Callable[[int], None] | None,
+) -> Decoded:
+    wanted = files(root, lambda name: is_image(name) and below in name)
+    try:
+        return decode_all(wanted, fit, skip_bad=skip_bad, progress=progress)
+    except DataError as problem:
+        raise DataError(f"{root}: {problem}") from problem
+
+
+def _labelled(name: str, decoded: Decoded) -> ImageData:
+    folders = [path.split("/")[-2] if "/" in path else "" for path in decoded.names]
+    classes = tuple(sorted(set(folders)))
+    index = {folder: i for i, folder in enumerate(classes)}
+    return ImageData(
+        name=name,
+        pixels=decoded.pixels,
+        labels=torch.tensor([index[folder] for folder in folders]),
+        classes=classes,
+        mean=IMAGENET_MEAN,
+        std=IMAGENET_STD,
+    )

@@ -1,0 +1,38 @@
+"""What goes wrong, in words a user can act on: the place, the value, the remedy.
+
+The command line prints the sentence and exits with code 2; it never shows a traceback for these.
+"""
+
+
+class QbiError(Exception):
+    """Base of every error that the user, not the programmer, can mend."""
+
+
+class BadValue(QbiError, ValueError):
+    """A number or a setting that makes no sense, such as a batch of zero samples."""
+
+
+class CannotMount(QbiError):
+    """A model on which the attack cannot stand; the message names the layer that decides."""
+
+
+class CannotRead(QbiError):
+    """An update out of which nothing can be read, such as one without bias gradients."""
+
+
+class DataError(QbiError):
+    """A file or a data set that is missing, damaged or too small."""
+
+
+class MissingExtra(QbiError):
+    """An optional dependency that is not installed."""
+
+    def __init__(self, module: str, extra: str) -> None:
+        super().__init__(f"{module} is not installed; it comes with an extra: pip install 'qbi[{extra}]'.")
+
+
+def require_positive(place: str, **values: int) -> None:
+    """Refuse counts below one, naming the place and the value."""
+    for name, value in values.items():
+        if value < 1:
+            raise BadValue(f"{place}: {name.replace('_', ' ')} is {value}; it must be at least 1.")

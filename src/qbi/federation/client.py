@@ -1,0 +1,51 @@
+"""One local step of a federated client: a forward and a backward pass on its private batch."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional as F
+
+from qbi.errors import BadValue
+from qbi.records import Update
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+def default_loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Cross-entropy over classes, or the binary form where the model has a single output."""
+    if outputs.dim() == 2 and outputs.shape[1] == 1:
+        return F.binary_cross_entropy_with_logits(outputs[:, 0], targets.to(outputs.dtype))
+    return F.cross_entropy(outputs, targets)
+
+
+def client_step(
+    model: nn.Module, inputs: Tensor, targets: Tensor, *, loss: Loss = default_loss, seed: int = 0
+) -> Update:
+    """FedSGD: the gradients of the loss on one batch, in train mode, and the buffers after the pass.
+
+    The model is not changed: statistics that train mode updates in place are updated on copies. `seed` drives
+    dropout and the like, apart from the global random state.
+    """
+    if len(inputs) != len(targets):
+        raise BadValue(f"client step: {len(inputs)} inputs but {len(targets)} targets; they must agree.")
+    if len(inputs) == 0:
+        raise BadValue("client step: the batch is empty; give at least one sample.")
+    parameters = {name: p.detach().requires_grad_() for name, p in model.named_parameters()}
+    buffers = {name: b.detach().clone() for name, b in model.named_buffers()}
+    was_training = model.training
+    model.train()
+    devices = [inputs.device] if inputs.device.type == "cuda" else []
+    try:
+        with torch.random.fork_rng(devices=devices):
+            torch.manual_seed(seed)
+            outputs = functional_call(model, (parameters, buffers), (inputs,))
+            value = loss(outputs, targets)
+        gradients = torch.autograd.grad(value, list(parameters.values()), allow_unused=True)
+    finally:
+        model.train(was_training)
+    if not bool(torch.isfinite(value)):
+        raise BadValue(f"client step: the loss is {value.item()}; check the data and the model for NaN or overflow.")
+    named = {n: g for n, g in zip(parameters, gradients, strict=True) if g is not None}
+    return Update(gradients=named, buffers=buffers, batch_size=len(inputs), loss=float(value.detach()))

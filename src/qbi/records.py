@@ -1,0 +1,119 @@
+"""The frozen records that travel between the stations. They hold results; they do nothing."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from jaxtyping import Bool, Float, Int, UInt8
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class CraftedRows:
+    """What a server writes into a linear layer."""
+
+    weight: Float[Tensor, "n m"]
+    bias: Float[Tensor, " n"]
+
+
+@dataclass(frozen=True)
+class Update:
+    """What one client sends after one local step: gradients by parameter name, buffers, and its batch size."""
+
+    gradients: Mapping[str, Tensor]
+    buffers: Mapping[str, Tensor]
+    batch_size: int
+    loss: float
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """Samples read out of an update, best first, each with the row it came from.
+
+    `support` is the number of rows that gave the same sample. The order is made without knowing the truth.
+    """
+
+    samples: Float[Tensor, "k m"]
+    rows: Int[Tensor, " k"]
+    support: Int[Tensor, " k"]
+
+
+@dataclass(frozen=True)
+class Leakage:
+    """A, P and R of one batch by activations, as shares of one, and the samples behind R."""
+
+    active: float
+    precision: float
+    recall: float
+    isolated: Bool[Tensor, " b"]
+
+    @property
+    def precision_among_active(self) -> float:
+        """N_u / N_A: the share that the published trap-weights column reports as P (erratum 5)."""
+        return self.precision / self.active if self.active else 0.0
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """Which samples of a batch were recovered from an update, at one threshold, matched one to one.
+
+    `candidate[i]` is the index of the candidate that gave sample i, or −1.
+    """
+
+    threshold: str
+    recovered: Bool[Tensor, " b"]
+    candidate: Int[Tensor, " b"]
+
+    @property
+    def recall(self) -> float:
+        """The share of samples recovered."""
+        return float(self.recovered.double().mean())
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A mean with its 95 % interval."""
+
+    mean: float
+    low: float
+    high: float
+    count: int
+
+    @property
+    def half_width(self) -> float:
+        """Half of the interval's width, as the paper prints it after ±."""
+        return (self.high - self.low) / 2
+
+
+@dataclass(frozen=True)
+class ImageData:
+    """Images as they are stored, with the public statistics used to normalise them."""
+
+    name: str
+    pixels: UInt8[Tensor, "n c h w"]
+    labels: Int[Tensor, " n"]
+    classes: tuple[str, ...]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def __len__(self) -> int:
+        return self.pixels.shape[0]
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Channels, height, width."""
+        _, c, h, w = self.pixels.shape
+        return c, h, w
+
+
+@dataclass(frozen=True)
+class TextData:
+    """Texts as token ids of one length, with the vocabulary that turns them back into words."""
+
+    name: str
+    tokens: Int[Tensor, "n t"]
+    labels: Int[Tensor, " n"]
+    classes: tuple[str, ...]
+    vocabulary: tuple[str, ...] = field(repr=False)
+
+    def __len__(self) -> int:
+        return self.tokens.shape[0]

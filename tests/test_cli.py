@@ -1,0 +1,129 @@
+"""The commands as a person runs them: in a process of their own, in an empty folder."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from PIL import Image
+
+
+def qbi(*arguments, cwd):
+    command = [sys.executable, "-c", "from qbi.cli import main; main()", *map(str, arguments)]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=200, check=False)
+
+
+def test_audit_does_the_main_job(tmp_path):
+    done = qbi("audit", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "measured" in done.stdout
+    document = json.loads((tmp_path / "out/audit/audit.json").read_text())
+    measured, recovered = document["measured"], document["recovered_from_gradients"]
+    assert measured["recall"] == recovered["mse<1e-10"] == len(document["recovered_samples"]) / 20
+    assert 0.4 < measured["recall"] < 1
+    assert abs(document["predicted"]["precision"] - measured["precision"]) < 0.15
+    assert document["limit"]["recall"] == pytest.approx(0.9778, abs=1e-4)
+    picture = Image.open(tmp_path / "out/audit/audit.png")
+    assert picture.width > 2 * 4 * 64
+    assert "\r" not in done.stderr
+
+
+def test_audit_is_deterministic_and_speaks_json(tmp_path):
+    runs = [
+        qbi("audit", "--size", 16, "--attack", "pairs", "--neurons", 40, "--batch-size", 10, "--json", cwd=tmp_path)
+        for _ in range(2)
+    ]
+    first, again = (json.loads(run.stdout) for run in runs)
+    first.pop("seconds"), again.pop("seconds")
+    assert first == again
+    assert first["attack"] == "PAIRS"
+
+
+@pytest.mark.parametrize("norm", ["batch", "layer"])
+def test_audit_with_normalisation(tmp_path, norm):
+    done = qbi("audit", "--size", 24, "--norm", norm, "--json", cwd=tmp_path)
+    document = json.loads(done.stdout)
+    exact = document["recovered_from_gradients"]["mse<1e-10"]
+    assert exact == (document["measured"]["recall"] if norm == "batch" else 0)
+    assert document["measured"]["recall"] > 0.3
+
+
+def test_audit_of_a_folder_of_images_fails_above_a_threshold(tmp_path):
+    for i in range(12):
+        Image.effect_noise((40, 30), 80).convert("RGB").save(tmp_path / f"{i}.png")
+    arguments = ("audit", "--data", ".", "--size", 24, "--batch-size", 8, "--neurons", 60)
+    assert qbi(*arguments, "--fail-above", 0.0, cwd=tmp_path).returncode == 1
+    assert qbi(*arguments, "--fail-above", 1.0, cwd=tmp_path).returncode == 0
+
+
+def test_predict_gives_the_published_row(tmp_path):
+    done = qbi("predict", "--neurons", 200, "--batch-size", 20, "--features", 3072, "--json", cwd=tmp_path)
+    document = json.loads(done.stdout)
+    assert document["bias"] == pytest.approx(-91.167, abs=1e-3)
+    rounded = [round(100 * document[key], 1) for key in ("active", "precision", "recall")]
+    assert rounded == [64.2, 37.7, 97.8]
+    table = qbi("predict", "--wanted", 0.9, "--exact", cwd=tmp_path)
+    assert table.returncode == 0
+    assert "neurons reach" in table.stdout
+
+
+@pytest.mark.serial
+def test_bench_compares_in_one_run(tmp_path):
+    done = qbi("bench", "--size", "cifar", "--repeats", 1, "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert {row["task"] for row in document["results"]} == {"PAIRS", "A, P, R"}
+    assert all(row["ratio"] > 0 for row in document["results"])
+    assert json.loads((tmp_path / "out/bench.json").read_text()) == document
+
+
+BAD = {
+    "missing data": (["audit", "--data", "nowhere"], "nowhere does not exist"),
+    "unreadable image": (["audit", "--data", "bad"], "fake.jpg: not a readable image"),
+    "empty folder": (["audit", "--data", "empty"], "no readable image"),
+    "batch larger than the data": (["audit", "--data", "one", "--size", "16"], "batch of 20 is larger"),
+    "too little auxiliary data": (["audit", "--data", "few", "--attack", "pairs", "--batch-size", "2"], "auxiliary"),
+    "no neurons": (["audit", "--neurons", "0"], "--neurons"),
+    "batch of one": (["audit", "--batch-size", "1"], "--batch-size"),
+    "negative batch": (["predict", "--batch-size", "-3"], "batch size is -3"),
+    "theory of one": (["predict", "--batch-size", "1"], "batch size is 1"),
+    "no features": (["predict", "--features", "0"], "features is 0"),
+    "impossible wish": (["predict", "--wanted", "1.5"], "recall is 1.5"),
+    "unknown attack": (["audit", "--attack", "magic"], "magic"),
+    "bad scale": (["audit", "--attack", "trap-weights", "--trap-scale", "2"], "scale is 2"),
+    "no such device": (["audit", "--device", "abacus"], "abacus"),
+    "unwritable place": (["audit", "--size", "16", "--out", "file/x"], "cannot be written"),
+    "unknown command": (["fly"], "fly"),
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    root = tmp_path_factory.mktemp("bad")
+    for name, count in (("bad", 1), ("empty", 0), ("one", 1), ("few", 5)):
+        (root / name).mkdir()
+        for i in range(count):
+            Image.new("RGB", (20, 20), (i, i, i)).save(root / name / f"{i}.png")
+    (root / "bad/fake.jpg").write_text("text")
+    (root / "file").write_text("")
+    return root
+
+
+@pytest.mark.parametrize(("arguments", "message"), BAD.values(), ids=BAD.keys())
+def test_bad_input_gets_one_sentence_and_code_two(folder, arguments, message):
+    done = qbi(*arguments, cwd=folder)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (folder / "out").exists()
+
+
+def test_help_shows_examples(tmp_path):
+    for command in ("audit", "predict", "bench"):
+        assert f"qbi {command}" in qbi(command, "--help", cwd=tmp_path).stdout
+    assert qbi("--version", cwd=tmp_path).stdout.strip()
+
+
+def test_importing_stays_light(tmp_path):
+    code = "import sys, qbi, qbi.theory; assert 'torch' not in sys.modules and 'matplotlib' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)
