@@ -11,6 +11,7 @@ Everything here changes the modules it is given: callers pass copies.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -167,7 +168,8 @@ def _carry_weights(
     with torch.no_grad():
         layer.weight[: 2 * n if pairs else n] = 0
         # A view of the centre taps, or of the whole matrix of a linear layer.
-        taps = layer.weight[(..., *centre)]
+        index: tuple[Any, ...] = (..., *centre)
+        taps = layer.weight[index]
         taps[unit, unit] = 1
         if signal.paired:
             taps[unit, unit + n] = -1
