@@ -30,7 +30,8 @@ def test_factor_and_inverse_belong_to_the_matrix(count, features, repeat):
     matrix = gram(x)
     known = law(matrix)
     torch.testing.assert_close(known.factor @ known.factor.T, matrix, atol=1e-8, rtol=1e-8)
-    torch.testing.assert_close(matrix @ known.inverse @ matrix, matrix, atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(known.solve(matrix) @ matrix, matrix, atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(known.solve(matrix.clone()), torch.linalg.pinv(matrix) @ matrix, atol=1e-5, rtol=1e-5)
 
 
 def test_singular_data_keep_their_law():

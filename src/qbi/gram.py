@@ -41,10 +41,14 @@ def gram(
 
 @dataclass(frozen=True)
 class Law:
-    """N(0, G) for a batch, as a factor with `factor @ factor.T == G` and the matching pseudo-inverse of G."""
+    """N(0, G) for a batch, as a factor with `factor @ factor.T == G`.
+
+    The factor is triangular where G is regular; otherwise it has as many columns as G has rank, orthogonal to one
+    another.
+    """
 
     factor: Float64[Tensor, "b r"]
-    inverse: Float64[Tensor, "b b"]
+    triangular: bool
 
     @property
     def batch_size(self) -> int:
@@ -58,23 +62,29 @@ class Law:
         )
         return noise @ self.factor.T.float()
 
+    def solve(self, rows: Float64[Tensor, "n b"]) -> Float64[Tensor, "n b"]:
+        """Rows times G⁻¹, or times the pseudo-inverse where G is singular."""
+        if self.triangular:
+            return torch.cholesky_solve(rows.T, self.factor).T
+        eigenvalues = self.factor.square().sum(0)
+        return (rows @ self.factor / eigenvalues**2) @ self.factor.T
+
 
 def law(matrix: Float64[Tensor, "b b"]) -> Law:
     """Factor a Gram matrix: Cholesky where it is regular, an eigendecomposition where it is not.
 
-    Repeated samples, or more samples than features, make G singular. Then the factor has the rank of G and the
-    inverse is the pseudo-inverse; no jitter is added, which would change the law.
+    Repeated samples, or more samples than features, make G singular. Then the factor has the rank of G; no jitter is
+    added, which would change the law.
     """
     if not bool(torch.isfinite(matrix).all()):
         raise BadValue("Gram matrix: it has non-finite entries; the data contain NaN or infinite values.")
     factor, failed = torch.linalg.cholesky_ex(matrix)
     pivots = factor.diagonal().square()
     if not bool(failed) and bool(pivots.min() > RANK_TOLERANCE * matrix.diagonal().max()):
-        return Law(factor=factor, inverse=torch.cholesky_inverse(factor))
+        return Law(factor=factor, triangular=True)
     values, vectors = torch.linalg.eigh(matrix)
     keep = values > RANK_TOLERANCE * values[-1].clamp_min(torch.finfo(torch.float64).tiny)
-    values, vectors = values[keep], vectors[:, keep]
-    return Law(factor=vectors * values.sqrt(), inverse=(vectors / values) @ vectors.T)
+    return Law(factor=vectors[:, keep] * values[keep].sqrt(), triangular=False)
 
 
 @dataclass(frozen=True)
@@ -92,7 +102,7 @@ class Conditional:
 
 def condition(unseen: Float64[Tensor, "t t"], cross: Float64[Tensor, "t a"], known: Law) -> Conditional:
     """z on unseen samples given z on known ones: mean G_ta·G_aa⁻¹·z, covariance the Schur complement."""
-    mean_map = cross @ known.inverse
+    mean_map = known.solve(cross)
     residual = unseen - mean_map @ cross.T
     return Conditional(mean_map=mean_map, residual=law((residual + residual.T) / 2))
 
@@ -116,7 +126,7 @@ def lift(
     for start in range(0, x.shape[1], chunk):
         columns = slice(start, start + chunk)
         achieved += (rows[:, columns] @ x[:, columns].T).double()
-    coefficients = ((z.double() - achieved) @ known.inverse).to(x.dtype)
+    coefficients = known.solve(z.double() - achieved).to(x.dtype)
     for start in range(0, x.shape[1], chunk):
         columns = slice(start, start + chunk)
         rows[:, columns].addmm_(coefficients, x[:, columns])

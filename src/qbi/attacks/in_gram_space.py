@@ -42,13 +42,14 @@ def pairs_firing(
     generator: torch.Generator,
 ) -> Bool[Tensor, "n t"]:
     """The firing pattern of a PAIRS layer: tuned rows by the conditional law, unreached rows by the plain one."""
+    untuned = law(test)
     patterns = []
     for group in groups:
         known = law(group.auxiliary)
         neurons = known.batch_size
         found = search(known, bias, neurons, budget, patience, generator).found
         tuned = condition(test, group.cross, known).sample(found, generator)
-        plain = law(test).sample(neurons - len(found), generator)
+        plain = untuned.sample(neurons - len(found), generator)
         patterns.append(torch.cat([tuned, plain]) > -bias)
     return torch.cat(patterns)
 

@@ -3,7 +3,7 @@
 import typer
 
 from qbi import __version__
-from qbi.cli import audit, bench, predict
+from qbi.cli import audit, bench, data, predict, reproduce
 
 app = typer.Typer(
     name="qbi",
@@ -15,6 +15,8 @@ app = typer.Typer(
 )
 app.command("audit")(audit.audit)
 app.command("predict")(predict.predict)
+app.command("reproduce")(reproduce.reproduce)
+app.command("data")(data.data)
 app.command("bench")(bench.bench)
 
 

@@ -1,0 +1,126 @@
+"""`qbi reproduce`: the paper's tables and figures, the paper's value beside ours."""
+
+import os
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+from rich.table import Table
+
+from qbi import __version__
+from qbi.cli.common import Device, Json, Seed, checked_device, console, log, progress_bar
+from qbi.errors import BadValue
+from qbi.experiments.cells import Route
+from qbi.experiments.items import ITEMS, Item, cells_for, select
+from qbi.experiments.run import Settings, compute_all
+from qbi.experiments.store import Store
+from qbi.experiments.tables import build_document
+from qbi.files import to_json, write_atomically
+from qbi.report.document import Document
+from qbi.report.render import print_document, to_html, to_latex, to_markdown
+
+Cells = list[tuple[int, int]]
+
+
+def parse_cells(text: str | None) -> Cells | None:
+    """`200x20,1000x200` as pairs."""
+    if text is None:
+        return None
+    pairs: Cells = []
+    for part in text.split(","):
+        neurons, cross, batch_size = part.strip().lower().partition("x")
+        if not cross or not neurons.isdigit() or not batch_size.isdigit():
+            raise BadValue(f"--cells: {part!r} is not of the form NxB, such as 200x20.")
+        pairs.append((int(neurons), int(batch_size)))
+    return pairs
+
+
+def reproduce(
+    items: Annotated[list[str] | None, typer.Argument(help="Items, or all, tables, figures.")] = None,
+    list_items: Annotated[bool, typer.Option("--list", help="Name the items and stop.")] = False,
+    data: Annotated[Path, typer.Option(help="Folder with the data sets or their archives.")] = Path("data"),
+    cells: Annotated[str | None, typer.Option(help="Only these settings, as NxB: 200x20,1000x200.")] = None,
+    runs: Annotated[int | None, typer.Option(min=1, help="Runs a cell (paper: 10; 300 on noise).")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="One run a cell, for a first look.")] = False,
+    direct: Annotated[bool, typer.Option("--direct", help="Real weights and forward passes.")] = False,
+    from_gradients: Annotated[bool, typer.Option("--from-gradients", help="Real client steps, read back.")] = False,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Worker processes (default: the number of cores).")] = None,
+    engine: Annotated[Literal["local", "ray"], typer.Option(help="Where cells are computed.")] = "local",
+    address: Annotated[str | None, typer.Option(help="Address of a Ray cluster.")] = None,
+    render: Annotated[bool, typer.Option("--render", help="Only render what is already there.")] = False,
+    out: Annotated[Path, typer.Option(help="Folder for results and renderings.")] = Path("out/reproduce"),
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Skip unreadable images instead of stopping.")] = False,
+    seed: Seed = 0,
+    device: Device = "cpu",
+    json: Json = False,
+) -> None:
+    """Reproduce the paper's evaluation; a killed run resumes where it stopped.
+
+    [bold]Examples:[/bold]
+
+      qbi reproduce --list
+
+      qbi reproduce all --data ~/datasets
+
+      qbi reproduce imagenet-recall --cells 200x20 --quick --data ~/datasets
+
+      qbi reproduce --render
+    """
+    if list_items:
+        _list(ITEMS)
+        return
+    if direct and from_gradients:
+        raise BadValue("reproduce: give --direct or --from-gradients, not both.")
+    route: Route = "direct" if direct else "gradients" if from_gradients else "gram"
+    chosen = select(items or [])
+    wanted = cells_for(chosen, runs=1 if quick else runs, only=parse_cells(cells), seed=seed, route=route)
+    store = Store(out / "results.sqlite")
+    if not render:
+        settings = Settings(
+            data=data,
+            out=out,
+            device=checked_device(device),
+            jobs=jobs or (1 if device != "cpu" else os.cpu_count() or 1),
+            use_ray=engine == "ray",
+            ray_address=address,
+            skip_bad=skip_bad,
+            seed=seed,
+        )
+        started = time.perf_counter()
+        with progress_bar("preparing") as bar:
+            task = bar.task_ids[0]
+
+            def step(what: str, done: int, total: int | None) -> None:
+                bar.update(task, description=what, completed=done, total=total)
+
+            compute_all(chosen, wanted, store, settings, step)
+        log.print(f"Computed in {time.perf_counter() - started:.1f} s.")
+    document = _render(store, chosen, out, seed, route)
+    if json:
+        typer.echo(to_json(document.plain()), nl=False)
+    else:
+        print_document(document, console)
+        console.print(f"Page: {out / 'reproduction.html'}   Markdown, LaTeX, JSON beside it.")
+
+
+def _render(store: Store, items: list[Item], out: Path, seed: int, route: str) -> Document:
+    facts = {"date": datetime.now(UTC).date().isoformat(), "seed": str(seed), "route": route, "qbi": __version__}
+    document = build_document(store, items, facts | store.facts(), seed=seed, route=route)
+    write_atomically(out / "reproduction.html", to_html(document))
+    write_atomically(out / "reproduction.md", to_markdown(document, image_folder="figures"))
+    write_atomically(out / "reproduction.tex", to_latex(document))
+    write_atomically(out / "reproduction.json", to_json(document.plain()))
+    for figure in document.figures:
+        write_atomically(out / "figures" / f"{figure.name}.png", figure.image)
+    return document
+
+
+def _list(items: tuple[Item, ...]) -> None:
+    table = Table(title="What can be reproduced")
+    for title in ("item", "what", "data"):
+        table.add_column(title)
+    for item in items:
+        table.add_row(item.name, item.title, ", ".join(item.data) or "none")
+    console.print(table)

@@ -1,0 +1,74 @@
+"""Everything `qbi reproduce` computes: prepare the data, work through the cells, draw the figures."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from qbi.data.found import require
+from qbi.experiments.cells import Cell
+from qbi.experiments.compute import Workplace
+from qbi.experiments.engine import run_cells
+from qbi.experiments.figures import DRAW
+from qbi.experiments.items import Item
+from qbi.experiments.prepared import prepare
+from qbi.experiments.store import Store
+
+Step = Callable[[str, int, int | None], None]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How and where to compute; nothing here changes a result, except the seed."""
+
+    data: Path
+    out: Path
+    device: str = "cpu"
+    jobs: int = 1
+    use_ray: bool = False
+    ray_address: str | None = None
+    skip_bad: bool = False
+    seed: int = 0
+
+
+def compute_all(items: Sequence[Item], cells: Sequence[Cell], store: Store, settings: Settings, step: Step) -> None:
+    """Compute what is missing of the items."""
+    folders = {}
+    for name in dict.fromkeys(need for item in items for need in item.data):
+        found = require(settings.data, name)
+        loaded = 0
+
+        def progress(count: int, name: str = name) -> None:
+            nonlocal loaded
+            loaded += count
+            step(f"loading {name}", loaded, None)
+
+        started = time.perf_counter()
+        folders[name] = prepare(found, settings.out / "cache", skip_bad=settings.skip_bad, progress=progress)
+        store.put_fact(f"data {name}", folders[name].name)
+        store.put_fact(f"preparing {name}", f"{time.perf_counter() - started:.1f} s")
+    place = Workplace(folders=folders, device=settings.device)
+    done = 0
+
+    def cell_done(cell: Cell) -> None:
+        nonlocal done
+        done += 1
+        step(cell.item, done, len(cells))
+
+    run_cells(
+        cells,
+        place,
+        store,
+        jobs=settings.jobs,
+        use_ray=settings.use_ray,
+        ray_address=settings.ray_address,
+        progress=cell_done,
+    )
+    figures = [item for item in items if item.figure]
+    for index, item in enumerate(figures):
+        step(item.name, index, len(figures))
+        key = f"{item.name}/{settings.seed}"
+        if store.figure(key) is None:
+            started = time.perf_counter()
+            image, numbers = DRAW[item.name](place, settings.seed)
+            store.put_figure(key, image, numbers, time.perf_counter() - started)

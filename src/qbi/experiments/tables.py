@@ -1,0 +1,175 @@
+"""From stored cells to the paper's tables, ours beside published."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+from qbi.experiments.cells import Cell, Result
+from qbi.experiments.items import GRID, TEXT_GRID, Item
+from qbi.experiments.published_values import published_cell
+from qbi.experiments.store import Store
+from qbi.metrics import mean_interval
+from qbi.records import Interval
+from qbi.report.document import Document, Entry, FigureView, TableView
+
+METHODS = ("trap-weights", "qbi", "pairs")
+TRAP_NOTE = (
+    "Trap weights: our own run, the scale chosen for each cell on auxiliary batches among 28 values of 1 − scale from "
+    "0.4 to 0.0002; the paper quotes the column of Boenisch et al., made with another scale. Shown, not judged."
+)
+
+
+class Results:
+    """Stored results, by item and setting."""
+
+    def __init__(self, store: Store, seed: int, route: str) -> None:
+        self.store, self.seed, self.route = store, seed, route
+        self.known: dict[str, dict[Cell, Result]] = {}
+
+    def values(self, item: str, neurons: int, batch_size: int, method: str, quantity: str) -> list[float]:
+        """One value a run, as shares of one."""
+        if item not in self.known:
+            self.known[item] = self.store.results(item, self.seed, self.route)
+        chosen = sorted(c for c in self.known[item] if (c.neurons, c.batch_size) == (neurons, batch_size))
+        return [self.known[item][cell][method][quantity] for cell in chosen]
+
+    def interval(self, item: str, neurons: int, batch_size: int, method: str, quantity: str) -> Interval | None:
+        """Mean and interval over runs, in percent; none where nothing was computed."""
+        values = self.values(item, neurons, batch_size, method, quantity)
+        return mean_interval([100 * value for value in values]) if values else None
+
+
+def recall_table(results: Results, item: Item) -> TableView:
+    """R of the three methods."""
+    data = item.cells[0]
+    rows = []
+    for n, b in TEXT_GRID if data == "imdb" else GRID:
+        paper = published_cell(f"{data}_recall", n, b)
+        entries = tuple(
+            Entry(results.interval(data, n, b, method, "recall"), paper[method]["value"]) for method in METHODS
+        )
+        rows.append((f"({n}, {b})", entries))
+    return TableView(
+        item.name,
+        item.title,
+        METHODS,
+        tuple(rows),
+        (False, True, True),
+        tolerance=2.5,
+        mean_tolerance=1.0,
+        note=TRAP_NOTE,
+    )
+
+
+def active_precision_table(results: Results, item: Item) -> TableView:
+    """A and P of the three methods; P of trap weights by both definitions."""
+    data = item.cells[0]
+    columns = tuple(f"A {m}" for m in METHODS) + ("P/A trap-weights", "P trap-weights", "P qbi", "P pairs")
+    rows = []
+    for n, b in TEXT_GRID if data == "imdb" else GRID:
+        paper = published_cell(f"{data}_active_precision", n, b)
+        entries = [Entry(results.interval(data, n, b, m, "active"), paper["active"][m]) for m in METHODS]
+        among = results.interval(data, n, b, "trap-weights", "precision_among_active")
+        entries.append(Entry(among, paper["precision"]["trap-weights"]))
+        entries.append(Entry(results.interval(data, n, b, "trap-weights", "precision"), None))
+        entries += [Entry(results.interval(data, n, b, m, "precision"), paper["precision"][m]) for m in METHODS[1:]]
+        rows.append((f"({n}, {b})", tuple(entries)))
+    note = "The published P of trap weights is relative to active neurons (erratum 5): compared with P/A. " + TRAP_NOTE
+    judged = (False, True, True, False, False, True, True)
+    return TableView(item.name, item.title, columns, tuple(rows), judged, tolerance=3.0, mean_tolerance=1.5, note=note)
+
+
+def synthetic_table(results: Results, item: Item) -> TableView:
+    """Observed A, P, R on noise, with the closed forms."""
+    from qbi import theory
+
+    names = {"active": "A", "precision": "P", "recall": "R"}
+    columns = tuple(f"{letter} {kind}" for letter in names.values() for kind in ("predicted", "observed"))
+    rows = []
+    for n, b in GRID:
+        paper = published_cell("synthetic", n, b)
+        expected = {
+            "active": theory.expected_active(b),
+            "precision": theory.expected_precision(b),
+            "recall": theory.expected_recall(n, b),
+        }
+        entries = []
+        for quantity in names:
+            closed = 100 * expected[quantity]
+            entries.append(Entry(Interval(closed, closed, closed, 1), paper["predicted"][quantity]))
+            entries.append(Entry(results.interval("synthetic", n, b, "qbi", quantity), paper["observed"][quantity]))
+        rows.append((f"({n}, {b})", tuple(entries)))
+    return TableView(item.name, item.title, columns, tuple(rows), (True,) * 6, tolerance=0.7, mean_tolerance=0.7)
+
+
+def normalisation_table(results: Results, item: Item) -> TableView:
+    """R of QBI behind data, batch and layer normalisation, on both image sets."""
+    columns = tuple(f"{data} {norm}" for data in ("ImageNet", "CIFAR-10") for norm in ("DN", "BN", "LN*"))
+    rows = []
+    for n, b in GRID:
+        paper = published_cell("normalisation", n, b)
+        entries = []
+        for data in ("imagenet", "cifar10"):
+            entries.append(Entry(results.interval(data, n, b, "qbi", "recall"), paper[data]["data"]))
+            entries += [
+                Entry(results.interval(f"{data}-normalisation", n, b, norm, "recall"), paper[data][norm])
+                for norm in ("batch", "layer")
+            ]
+        rows.append((f"({n}, {b})", tuple(entries)))
+    note = "(*) LayerNorm: samples isolated by one neuron; their own statistics stay with the client (erratum 12)."
+    return TableView(
+        item.name, item.title, columns, tuple(rows), (True,) * 6, tolerance=2.5, mean_tolerance=1.0, note=note
+    )
+
+
+def wilcoxon_table(results: Results, item: Item) -> TableView:
+    """p-values of the signed-rank test over the image cells, against the published column and our own run."""
+    from scipy.stats import wilcoxon
+
+    rows = []
+    for method in ("qbi", "pairs"):
+        entries = []
+        for against in ("published", "ours"):
+            pairs = [_trap_pair(results, data, n, b, method, against) for data in item.cells for n, b in GRID]
+            known = [pair for pair in pairs if pair is not None]
+            if len(known) < len(pairs):
+                entries.append(Entry(None, None))
+                continue
+            p = float(wilcoxon([a - b for a, b in known], alternative="greater").pvalue)
+            entries.append(Entry(Interval(100 * p, 100 * p, 100 * p, 1), None))
+        rows.append((method, tuple(entries)))
+    columns = ("p % against the published column", "p % against our own trap weights")
+    note = "One-sided Wilcoxon signed-rank test over 24 settings. The paper reports p < 0.05 % for both."
+    return TableView(item.name, item.title, columns, tuple(rows), (False, False), 0.05, 0.05, note=note)
+
+
+def _trap_pair(results: Results, data: str, n: int, b: int, method: str, against: str) -> tuple[float, float] | None:
+    ours = results.interval(data, n, b, method, "recall")
+    trap = results.interval(data, n, b, "trap-weights", "recall")
+    if ours is None or trap is None:
+        return None
+    published = float(published_cell(f"{data}_recall", n, b)["trap-weights"]["value"])
+    return ours.mean, trap.mean if against == "ours" else published
+
+
+BUILDERS: Mapping[str, Callable[[Results, Item], TableView]] = {
+    "imagenet-recall": recall_table,
+    "cifar10-recall": recall_table,
+    "imdb-recall": recall_table,
+    "imagenet-active-precision": active_precision_table,
+    "imdb-active-precision": active_precision_table,
+    "synthetic": synthetic_table,
+    "normalisation": normalisation_table,
+    "wilcoxon": wilcoxon_table,
+}
+
+
+def build_document(store: Store, items: Sequence[Item], facts: Mapping[str, str], *, seed: int, route: str) -> Document:
+    """Everything that is known of the chosen items."""
+    results = Results(store, seed, route)
+    tables = tuple(BUILDERS[item.name](results, item) for item in items if not item.figure)
+    figures = []
+    for item in items:
+        stored = store.figure(f"{item.name}/{seed}") if item.figure else None
+        if stored is not None:
+            image, numbers = stored
+            figures.append(FigureView(item.name, item.title, image, numbers, numbers.get("caption", "")))
+    return Document("The paper's evaluation, reproduced", tables, tuple(figures), facts)
