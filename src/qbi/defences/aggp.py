@@ -17,6 +17,9 @@ from qbi.errors import BadValue
 ENTRIES_AT_A_TIME = 2**21
 """Gradient entries selected from at a time, by each thread: small enough to stay near the processor."""
 
+SORTED_AT_A_TIME = 2**26
+"""The same on an accelerator."""
+
 NO_TICKET = np.iinfo(np.uint32).max
 
 
@@ -66,9 +69,16 @@ def prune_rows_in_place(
     Rows with the same count are pruned together: there are at most `cutoff` − 1 such groups, however many rows.
     Memory: a few blocks of `ENTRIES_AT_A_TIME`.
     """
+    seed = int(torch.randint(2**62, (), generator=generator, device=generator.device))
+    if gradient.device.type == "cpu":
+        _prune_on_cpu(gradient, counts, seed, settings)
+    else:
+        _prune_on_accelerator(gradient, counts, seed, settings)
+
+
+def _prune_on_cpu(gradient: Tensor, counts: Tensor, seed: int, settings: AGGP) -> None:
     features = gradient.shape[1]
     block = max(1, ENTRIES_AT_A_TIME // features)
-    seed = int(torch.randint(2**62, (), generator=generator, device=generator.device))
     tasks = [
         (rows, count)
         for count in range(1, settings.cutoff)
@@ -80,26 +90,40 @@ def prune_rows_in_place(
         rows, count = tasks[index]
         largest, kept = int(keep_share(count, settings) * features), kept_entries(count, features, settings)
         if kept == 0:
-            gradient[rows] = 0
-        elif gradient.device.type == "cpu":
-            draws = np.random.default_rng([seed, index])
-            winners = _winners(gradient[rows].float().abs_().numpy(), largest, kept, draws)
-            column = torch.from_numpy(winners % features)
-            row = rows[torch.from_numpy(winners // features)]
-            values = gradient[row, column]
             gradient.index_fill_(0, rows, 0)
-            gradient[row, column] = values
-        else:
-            draws_there = torch.Generator(gradient.device).manual_seed(seed + index)
-            gradient[rows] = _survivors_by_topk(gradient[rows], largest, kept, draws_there)
+            return
+        draws = np.random.default_rng([seed, index])
+        winners = _winners(gradient[rows].float().abs_().numpy(), largest, kept, draws)
+        column = torch.from_numpy(winners % features)
+        row = rows[torch.from_numpy(winners // features)]
+        values = gradient[row, column]
+        gradient.index_fill_(0, rows, 0)
+        gradient[row, column] = values
 
-    if gradient.device.type == "cpu" and len(tasks) > 1:
+    if len(tasks) == 1:
+        prune(0)
+    elif tasks:
         # Selection runs outside the interpreter's lock, and every block has its own random numbers.
         with ThreadPoolExecutor(torch.get_num_threads()) as pool:
             list(pool.map(prune, range(len(tasks))))
-    else:
-        for index in range(len(tasks)):
-            prune(index)
+
+
+def _prune_on_accelerator(gradient: Tensor, counts: Tensor, seed: int, settings: AGGP) -> None:
+    """Sort the few pruned rows whole: one transfer to the host a call, whatever the counts."""
+    features = gradient.shape[1]
+    quota = [(0, 0)] + [
+        (int(keep_share(a, settings) * features), kept_entries(a, features, settings))
+        for a in range(1, settings.cutoff)
+    ]
+    largest, kept = torch.tensor(quota, device=gradient.device).T
+    draws = torch.Generator(gradient.device).manual_seed(seed)
+    chosen = ((counts > 0) & (counts < settings.cutoff)).nonzero()[:, 0]
+    for rows in chosen.split(max(1, SORTED_AT_A_TIME // features)):
+        values = gradient[rows]
+        rank = values.abs().argsort(1, descending=True).argsort(1)
+        tickets = torch.rand(values.shape, generator=draws, device=values.device)
+        tickets.masked_fill_(rank >= largest[counts[rows], None], 2.0)
+        gradient[rows] = values * (tickets.argsort(1).argsort(1) < kept[counts[rows], None])
 
 
 def _winners(magnitudes: np.ndarray, largest: int, kept: int, draws: np.random.Generator) -> np.ndarray:
@@ -119,11 +143,3 @@ def _winners(magnitudes: np.ndarray, largest: int, kept: int, draws: np.random.G
     for lucky in np.flatnonzero(winning.sum(1) > kept):  # two equal tickets at the bound: about one row in 10⁵
         winning[lucky, np.flatnonzero(winning[lucky])[kept:]] = False
     return np.asarray(large[winning[row, position]])
-
-
-def _survivors_by_topk(values: Tensor, largest: int, kept: int, draws: torch.Generator) -> Tensor:
-    """The same on an accelerator, where a selection of indices is cheap."""
-    top = values.abs().topk(largest, dim=1, sorted=False).indices
-    lottery = torch.rand(top.shape, generator=draws, device=values.device)
-    winners = top.gather(1, lottery.topk(kept, dim=1, sorted=False).indices)
-    return torch.zeros_like(values).scatter_(1, winners, values.gather(1, winners))

@@ -26,9 +26,13 @@ def compute(cell: Cell, place: Workplace) -> tuple[Result, float]:
 
     One thread a cell, however many workers there are: sums in another order would change the last digits.
     """
+    threads = torch.get_num_threads()
     torch.set_num_threads(1)
     started = time.perf_counter()
-    result = _dispatch(cell, place)
+    try:
+        result = _dispatch(cell, place)
+    finally:
+        torch.set_num_threads(threads)
     return result, time.perf_counter() - started
 
 

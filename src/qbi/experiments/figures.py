@@ -133,8 +133,8 @@ def draw_similarity(place: Workplace, seed: int) -> Drawn:
     for repetition in range(repetitions):
         draw = generator(seed, "similarity", repetition)
         chosen = torch.randperm(len(data), generator=draw)[: most + 1]
-        images = unit_pixels(data, chosen)
-        means = (images.cumsum(0) / torch.arange(1, most + 2).view(-1, 1, 1, 1))[1:]
+        images = unit_pixels(data, chosen).to(place.device)
+        means = (images.cumsum(0) / torch.arange(1, most + 2, device=images.device).view(-1, 1, 1, 1))[1:]
         truth = images[:1].expand_as(means).contiguous()
         totals[0, repetition] = ssim(means, truth, data_range=1.0)
         totals[1, repetition] = l1(means, truth)

@@ -51,14 +51,16 @@ def train(
     """Train the paper's CNN with Adam on normalised images; the same seed sees the same weights and batches."""
     device = images.device
     torch.manual_seed(derive_seed(seed, "weights") % 2**31)
-    model = image_cnn((3, *images.shape[2:]), classes=10).to(device)
+    model = image_cnn((3, *images.shape[2:]), classes=10).to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     layer = model.get_submodule("fc1")
     assert isinstance(layer, nn.Linear)
     counts: list[Tensor] = []
     layer.register_forward_hook(lambda _m, _i, out: counts.append((out > 0).sum(0)) if model.training else None)
     optimiser = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE)
     order, masks = generator(seed, "order"), generator(seed, "masks")
-    accuracy, pruned, seen = [], 0, 0
+    accuracy: list[float] = []
+    pruned, seen = torch.zeros((), dtype=torch.long, device=device), 0
+    images = images.contiguous(memory_format=torch.channels_last)
     for epoch in range(epochs):
         model.train()
         for chosen in torch.randperm(len(images), generator=order).to(device).split(batch_size):
@@ -68,13 +70,13 @@ def train(
             if aggp is not None:
                 assert layer.weight.grad is not None
                 prune_rows_in_place(layer.weight.grad, counts[0], masks, aggp)
-                pruned += int(((counts[0] > 0) & (counts[0] < aggp.cutoff)).sum())
+                pruned += ((counts[0] > 0) & (counts[0] < aggp.cutoff)).sum()
                 seen += len(counts[0])
             optimiser.step()
         accuracy.append(evaluate(model, *held_out))
         if epoch_done is not None:
             epoch_done(epoch)
-    return Trained(accuracy, pruned / seen if seen else 0.0)
+    return Trained(accuracy, int(pruned) / seen if seen else 0.0)
 
 
 @torch.no_grad()

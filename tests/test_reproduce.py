@@ -1,0 +1,220 @@
+"""`qbi reproduce` as a person runs it: killed, resumed, on several workers, rendered, looked at in a browser."""
+
+import json
+import os
+import random
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from test_cli import qbi
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+ITEM = ("reproduce", "synthetic", "--cells", "200x20,200x50", "--runs", "40")
+
+
+def rows(folder):
+    connection = sqlite3.connect(Path(folder) / "results.sqlite")
+    return sorted(connection.execute("SELECT key, cell, result FROM cells"))
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("uninterrupted")
+    done = qbi(*ITEM, "--jobs", "1", "--out", "r", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return rows(folder / "r")
+
+
+@pytest.mark.serial
+def test_killed_ten_times_it_ends_with_the_same_results(tmp_path, uninterrupted):
+    command = [sys.executable, "-c", "from qbi.cli import main; main()", *ITEM, "--jobs", "2", "--out", "r"]
+    moments, kills = random.Random(0), 0
+    while kills < 10:
+        process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            process.wait(timeout=moments.uniform(2.0, 7.0))
+            shutil.rmtree(tmp_path / "r")  # it got through: start afresh, the kills must hit something
+        except subprocess.TimeoutExpired:
+            os.kill(process.pid, signal.SIGKILL)
+            process.wait()
+            kills += 1
+    last = qbi(*ITEM, "--jobs", "2", "--out", "r", cwd=tmp_path)
+    assert last.returncode == 0, last.stderr
+    assert rows(tmp_path / "r") == uninterrupted
+    time.sleep(1.5)
+    assert not _orphans(tmp_path)
+
+
+def _orphans(folder):
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            if (entry / "cwd").resolve() == folder.resolve():
+                found.append(entry.name)
+        except OSError:
+            continue
+    return found
+
+
+@pytest.mark.serial
+def test_a_ray_cluster_gives_the_same_to_the_bit(tmp_path, uninterrupted):
+    pytest.importorskip("ray", reason="the ray extra is not installed")
+    done = qbi(*ITEM, "--engine", "ray", "--out", "r", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert rows(tmp_path / "r") == uninterrupted
+
+
+@pytest.mark.serial
+def test_a_lost_ray_worker_is_replaced(tmp_path):
+    ray = pytest.importorskip("ray", reason="the ray extra is not installed")
+    marker = tmp_path / "died"
+
+    @ray.remote(max_retries=3)
+    def die_once(path):
+        if not Path(path).exists():
+            Path(path).touch()
+            os._exit(1)
+        return "done"
+
+    ray.init(num_cpus=1, log_to_driver=False, include_dashboard=False)
+    try:
+        from qbi.experiments.engine import RETRIES
+
+        assert RETRIES >= 1
+        assert ray.get(die_once.remote(str(marker)), timeout=60) == "done"
+    finally:
+        ray.shutdown()
+
+
+@pytest.fixture(scope="module")
+def small_data(tmp_path_factory):
+    """Data in the published layouts, made up: enough for the smallest cells and every figure."""
+    root = tmp_path_factory.mktemp("data")
+    from qbi.data.photos import synthetic_photos
+
+    photos = synthetic_photos(460, 32, seed=3)
+    batch = np.concatenate([photos.labels.numpy()[:, None].astype(np.uint8), photos.pixels.flatten(1).numpy()], 1)
+    (root / "cifar-10-batches-bin").mkdir()
+    (root / "cifar-10-batches-bin/data_batch_1.bin").write_bytes(batch.tobytes())
+    for i, photo in enumerate(photos.pixels[:60]):
+        folder = root / f"imagenet/val/n{i % 5:02}"
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(photo.permute(1, 2, 0).numpy()).resize((224, 224)).save(folder / f"{i}.png")
+    return root
+
+
+@pytest.fixture(scope="module")
+def reproduced(small_data, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("reproduced")
+    items = ("cifar10-recall", "synthetic", "figure-batch", "figure-active", "figure-passive", "figure-layernorm")
+    done = qbi(
+        "reproduce", *items, "figure-averaging", "--cells", "200x20", "--runs", "2", "--data", small_data, cwd=folder
+    )
+    assert done.returncode == 0, done.stderr
+    return folder / "out/reproduce"
+
+
+@pytest.mark.serial
+def test_everything_is_rendered(reproduced):
+    document = json.loads((reproduced / "reproduction.json").read_text())
+    assert [table["name"] for table in document["tables"]] == ["cifar10-recall", "synthetic"]
+    assert len(document["figures"]) == 5
+    first = document["tables"][0]["rows"][0]
+    assert first["label"] == "(200, 20)"
+    assert first["entries"][1]["runs"] == 2
+    assert first["entries"][1]["published"] == 75.7
+    assert "| (200, 20) |" in (reproduced / "reproduction.md").read_text()
+    assert r"\toprule" in (reproduced / "reproduction.tex").read_text()
+    for figure in document["figures"]:
+        assert Image.open(reproduced / "figures" / f"{figure['name']}.png").width > 300
+    active = next(f for f in document["figures"] if f["name"] == "figure-active")["numbers"]
+    for count, kept in zip(active["counts"], active["share_kept"], strict=True):
+        if count == 1:
+            assert kept == pytest.approx(0.25 * 0.01, rel=0.01)
+
+
+@pytest.mark.serial
+def test_rendering_again_computes_nothing(reproduced, small_data):
+    before = (reproduced / "results.sqlite").stat().st_mtime_ns
+    done = qbi("reproduce", "cifar10-recall", "--render", "--data", "nowhere", "--out", reproduced, cwd=small_data)
+    assert done.returncode == 0, done.stderr
+    assert (reproduced / "results.sqlite").stat().st_mtime_ns == before
+
+
+@pytest.mark.serial
+@pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
+def test_the_page_in_a_browser(reproduced):
+    from playwright.sync_api import sync_playwright
+
+    qbi("reproduce", "cifar10-recall", "figure-batch", "--render", "--out", reproduced, cwd=reproduced)
+    requests, problems = [], []
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        page = browser.new_page()
+        page.on("request", lambda request: requests.append(request.url))
+        page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
+        page.on("pageerror", lambda error: problems.append(str(error)))
+        page.goto((reproduced / "reproduction.html").as_uri())
+        assert page.locator("table").count() == 1
+        assert page.locator("tbody tr").count() == 12
+        assert page.locator("td.close, td.near, td.far").count() >= 3
+        assert page.locator("img").evaluate_all("images => images.every(i => i.complete && i.naturalWidth > 0)")
+        assert page.locator("img").count() == 1
+        browser.close()
+    assert problems == []
+    assert [url for url in requests if not url.startswith(("file:", "data:"))] == []
+
+
+@pytest.mark.serial
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["cifar10-recall", "--data", "nowhere"], "not a folder"),
+        (["imdb-recall"], "IMDB reviews is not here"),
+        (["cifar10-recall", "--cells", "500x20", "--runs", "1"], "half of 460 samples is 230"),
+        (["cifar10-recall", "--cells", "200by20"], "not of the form NxB"),
+        (["synthetic", "--cells", "7x7"], "none of"),
+        (["all-of-it"], "no item is called"),
+        (["synthetic", "--direct", "--from-gradients"], "not both"),
+        (["synthetic", "--runs", "0"], "--runs"),
+    ],
+)
+def test_bad_input_keeps_what_is_there(small_data, reproduced, arguments, message):
+    before = rows(reproduced)
+    extra = [] if "--data" in arguments else ["--data", small_data]
+    done = qbi("reproduce", *arguments, *extra, "--out", reproduced, cwd=small_data)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    assert rows(reproduced) == before
+
+
+@pytest.mark.serial
+def test_damaged_data_are_named(small_data, tmp_path):
+    bad = tmp_path / "data"
+    shutil.copytree(small_data, bad)
+    (bad / "imagenet/val/n00/fake.jpg").write_text("text")
+    done = qbi("reproduce", "figure-averaging", "--data", bad, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "fake.jpg" in done.stderr
+    done = qbi("reproduce", "figure-averaging", "--data", bad, "--skip-bad", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+def test_data_command_says_what_is_where(small_data, tmp_path):
+    done = qbi("data", "--data", small_data, "--json", cwd=tmp_path)
+    found = json.loads(done.stdout)["found"]
+    assert found["imdb"] is None
+    assert found["cifar10"].endswith("cifar-10-batches-bin")
+    assert "not found" in qbi("data", "--data", tmp_path, cwd=tmp_path).stdout
+    assert qbi("data", "--data", tmp_path / "no", cwd=tmp_path).returncode == 2
+    assert "figure-batch" in qbi("reproduce", "--list", cwd=tmp_path).stdout
