@@ -237,3 +237,24 @@ def test_results_are_written_whole_or_not_at_all(tmp_path):
     with pytest.raises(ValueError, match="JSON"):
         to_json({"x": float("nan")})
     assert sorted(p.name for p in (tmp_path / "new").iterdir()) == ["x.json"]
+
+
+def test_data_sets_of_the_hub_library(tmp_path):
+    datasets = pytest.importorskip("datasets", reason="the hf extra is not installed")
+    from qbi.data.hub import load_hub_images, load_hub_texts
+
+    pictures = [Image.effect_noise((30, 20), 60).convert("RGB") for _ in range(4)]
+    table = datasets.Dataset.from_dict({"picture": pictures, "label": [0, 1, 1, 0]})
+    table.save_to_disk(str(tmp_path / "images"))
+    images = load_hub_images(str(tmp_path / "images"), size=16, limit=3)
+    assert images.pixels.shape == (3, 3, 16, 16)
+    assert images.labels.tolist() == [0, 1, 1]
+    texts = datasets.Dataset.from_dict({"review": ["good", "bad"]})
+    texts.save_to_disk(str(tmp_path / "texts"))
+    assert load_hub_texts(str(tmp_path / "texts"), limit=9).texts == ("good", "bad")
+    with pytest.raises(DataError, match="no image column"):
+        load_hub_images(str(tmp_path / "texts"), size=16, limit=3)
+    assert len(open_images(f"hf:{tmp_path / 'images'}", size=8, count=1, seed=0)) == 4
+    (tmp_path / "broken").mkdir()
+    with pytest.raises(DataError, match="cannot be loaded"):
+        load_hub_images(str(tmp_path / "broken"), size=8, limit=1)

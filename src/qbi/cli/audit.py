@@ -13,7 +13,7 @@ from qbi.files import to_json, write_atomically
 def audit(
     data: Annotated[
         str,
-        typer.Option(help="'photos' (built in), or a folder or archive of images, or a CIFAR-10 archive."),
+        typer.Option(help="'photos' (built in), a folder or archive of images, CIFAR-10, or hf:NAME."),
     ] = "photos",
     attack: Annotated[Literal["qbi", "pairs", "trap-weights"], typer.Option(help="What the server does.")] = "qbi",
     neurons: Annotated[int, typer.Option(min=1, help="Neurons of the attacked layer, N.")] = 200,

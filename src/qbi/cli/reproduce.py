@@ -51,6 +51,7 @@ def reproduce(
     address: Annotated[str | None, typer.Option(help="Address of a Ray cluster.")] = None,
     render: Annotated[bool, typer.Option("--render", help="Only render what is already there.")] = False,
     out: Annotated[Path, typer.Option(help="Folder for results and renderings.")] = Path("out/reproduce"),
+    no_samples: Annotated[bool, typer.Option("--no-samples", help="Leave pictures of data out.")] = False,
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Skip unreadable images instead of stopping.")] = False,
     seed: Seed = 0,
     device: Device = "cpu",
@@ -97,7 +98,7 @@ def reproduce(
 
             compute_all(chosen, wanted, store, settings, step)
         log.print(f"Computed in {time.perf_counter() - started:.1f} s.")
-    document = _render(store, chosen, out, seed, route)
+    document = _render(store, chosen, out, seed, route, no_samples)
     if json:
         typer.echo(to_json(document.plain()), nl=False)
     else:
@@ -105,15 +106,18 @@ def reproduce(
         console.print(f"Page: {out / 'reproduction.html'}   Markdown, LaTeX, JSON beside it.")
 
 
-def _render(store: Store, items: list[Item], out: Path, seed: int, route: str) -> Document:
+def _render(store: Store, items: list[Item], out: Path, seed: int, route: str, no_samples: bool) -> Document:
     facts = {"date": datetime.now(UTC).date().isoformat(), "seed": str(seed), "route": route, "qbi": __version__}
     document = build_document(store, items, facts | store.facts(), seed=seed, route=route)
+    if no_samples:
+        document = document.without_samples()
     write_atomically(out / "reproduction.html", to_html(document))
     write_atomically(out / "reproduction.md", to_markdown(document, image_folder="figures"))
     write_atomically(out / "reproduction.tex", to_latex(document))
     write_atomically(out / "reproduction.json", to_json(document.plain()))
     for figure in document.figures:
-        write_atomically(out / "figures" / f"{figure.name}.png", figure.image)
+        if figure.image is not None:
+            write_atomically(out / "figures" / f"{figure.name}.png", figure.image)
     return document
 
 

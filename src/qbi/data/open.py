@@ -5,6 +5,7 @@ from pathlib import Path
 
 from qbi.data.cifar10 import load_cifar10
 from qbi.data.folder import load_image_folder
+from qbi.data.hub import PREFIX, load_hub_images
 from qbi.data.photos import synthetic_photos
 from qbi.errors import DataError
 from qbi.records import ImageData
@@ -21,9 +22,11 @@ def open_images(
     skip_bad: bool = False,
     progress: Callable[[int], None] | None = None,
 ) -> ImageData:
-    """Built-in photos, CIFAR-10 in its published layouts, or any folder or archive of images."""
+    """Built-in photos, CIFAR-10 in its published layouts, any folder or archive of images, or `hf:NAME`."""
     if source == BUILT_IN:
         return synthetic_photos(count, size, seed=seed)
+    if source.startswith(PREFIX):
+        return load_hub_images(source.removeprefix(PREFIX), size=size, limit=max(count, 1000))
     path = Path(source)
     if not path.exists():
         raise DataError(f"--data: {source} does not exist. Give a folder or archive of images, or '{BUILT_IN}'.")

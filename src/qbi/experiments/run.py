@@ -15,6 +15,8 @@ from qbi.experiments.prepared import prepare
 from qbi.experiments.store import Store
 
 Step = Callable[[str, int, int | None], None]
+CACHED_WITHIN = 0.5
+"""Seconds below which data were taken from the cache, so that their preparation is not told anew."""
 
 
 @dataclass(frozen=True)
@@ -45,8 +47,10 @@ def compute_all(items: Sequence[Item], cells: Sequence[Cell], store: Store, sett
 
         started = time.perf_counter()
         folders[name] = prepare(found, settings.out / "cache", skip_bad=settings.skip_bad, progress=progress)
-        store.put_fact(f"data {name}", folders[name].name)
-        store.put_fact(f"preparing {name}", f"{time.perf_counter() - started:.1f} s")
+        store.put_fact(f"data {name}", f"{found.path.name}, cached as {folders[name].name}")
+        spent = time.perf_counter() - started
+        if spent > CACHED_WITHIN:
+            store.put_fact(f"preparing {name}", f"{spent:.1f} s")
     place = Workplace(folders=folders, device=settings.device)
     done = 0
 

@@ -11,6 +11,9 @@ from qbi.metrics import mean_interval
 from qbi.records import Interval
 from qbi.report.document import Document, Entry, FigureView, TableView
 
+CURVES = ("figure-similarity", "figure-training")
+"""Figures without pictures of data."""
+
 METHODS = ("trap-weights", "qbi", "pairs")
 TRAP_NOTE = (
     "Trap weights: our own run, the scale chosen for each cell on auxiliary batches among 28 values of 1 − scale from "
@@ -179,5 +182,7 @@ def build_document(store: Store, items: Sequence[Item], facts: Mapping[str, str]
         stored = store.figure(f"{item.name}/{seed}") if item.figure else None
         if stored is not None:
             image, numbers = stored
-            figures.append(FigureView(item.name, item.title, image, numbers, numbers.get("caption", "")))
+            figures.append(
+                FigureView(item.name, item.title, image, numbers, numbers["caption"], item.name not in CURVES)
+            )
     return Document("The paper's evaluation, reproduced", tables, tuple(figures), facts)

@@ -131,6 +131,7 @@ def _plot(short: dict[str, list[list[float]]], full: dict[str, Any] | None) -> b
             axis.plot(epochs, mean, label=arm, color=colour)
             axis.fill_between(epochs, mean - half, mean + half, color=colour, alpha=0.2)
         axis.set(title=title, xlabel="epoch", ylabel="validation accuracy, %")
+        axis.xaxis.get_major_locator().set_params(integer=True)
         axis.legend()
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=110)

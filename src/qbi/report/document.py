@@ -1,7 +1,7 @@
 """Tables of ours beside published values, and figures: one document, rendered several ways."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from qbi.records import Interval
@@ -75,9 +75,11 @@ class FigureView:
 
     name: str
     title: str
-    image: bytes
+    image: bytes | None
     numbers: Mapping[str, Any]
     caption: str = ""
+    shows_samples: bool = False
+    """Whether the picture shows data, which may not be passed on."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,11 @@ class Document:
     tables: tuple[TableView, ...]
     figures: tuple[FigureView, ...]
     facts: Mapping[str, str] = field(default_factory=dict)
+
+    def without_samples(self) -> "Document":
+        """The same with every picture of data taken out; captions and numbers stay."""
+        figures = tuple(replace(f, image=None) if f.shows_samples else f for f in self.figures)
+        return replace(self, figures=figures)
 
     def plain(self) -> dict[str, Any]:
         """The document as plain data, without pictures."""

@@ -67,7 +67,7 @@ def to_markdown(document: Document, *, image_folder: str | None = None) -> str:
         parts += ["", table.verdict, *([table.note] if table.note else []), ""]
     for figure in document.figures:
         parts += [f"## {figure.title}", ""]
-        if image_folder is not None:
+        if image_folder is not None and figure.image is not None:
             parts += [f"![{figure.title}]({image_folder}/{figure.name}.png)", ""]
         parts += [figure.caption, ""]
     return "\n".join(parts).rstrip() + "\n"
@@ -106,5 +106,5 @@ def to_html(document: Document) -> str:
     template = files("qbi.report").joinpath("reproduction.html.j2").read_text(encoding="utf-8")
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.filters.update(shade=shade, value=value)
-    pictures = {f.name: base64.b64encode(f.image).decode() for f in document.figures}
+    pictures = {f.name: base64.b64encode(f.image).decode() for f in document.figures if f.image is not None}
     return environment.from_string(template).render(document=document, pictures=pictures)
