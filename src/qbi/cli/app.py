@@ -3,7 +3,7 @@
 import typer
 
 from qbi import __version__
-from qbi.cli import audit, bench, data, predict, reproduce
+from qbi.cli import audit, bench, data, inspect, predict, reproduce
 
 app = typer.Typer(
     name="qbi",
@@ -17,6 +17,7 @@ app.command("audit")(audit.audit)
 app.command("predict")(predict.predict)
 app.command("reproduce")(reproduce.reproduce)
 app.command("data")(data.data)
+app.command("inspect")(inspect.inspect)
 app.command("bench")(bench.bench)
 
 

@@ -1,0 +1,75 @@
+"""What every defence is: a map from a client's step to a client's step; what is sent is its update."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from qbi.exposure import Exposure
+from qbi.federation.exposed import ClientStep
+
+Kind = Literal["formal", "heuristic"]
+
+
+@runtime_checkable
+class Defence(Protocol):
+    """Changes an update before it leaves. *Formal* defences carry a proof, *heuristic* ones a measurement."""
+
+    @property
+    def name(self) -> str:
+        """How tables call it."""
+        ...
+
+    @property
+    def kind(self) -> Kind:
+        """Formal or heuristic."""
+        ...
+
+    def apply(self, step: ClientStep, generator: torch.Generator) -> ClientStep:
+        """The step to send instead; the given one is not changed."""
+        ...
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Defences one after another; formal only if one of them is."""
+
+    parts: tuple[Defence, ...]
+
+    @property
+    def name(self) -> str:
+        """The parts' names."""
+        return " + ".join(part.name for part in self.parts) or "none"
+
+    @property
+    def kind(self) -> Kind:
+        """What was formal stays formal: the others only see what is already protected."""
+        return "formal" if any(part.kind == "formal" for part in self.parts) else "heuristic"
+
+    def apply(self, step: ClientStep, generator: torch.Generator) -> ClientStep:
+        """Apply the parts in order."""
+        for part in self.parts:
+            step = part.apply(step, generator)
+        return step
+
+
+def chain(*defences: Defence) -> Chain:
+    """Compose defences."""
+    return Chain(defences)
+
+
+def change_rows(step: ClientStep, change: Callable[[Exposure, Tensor, Tensor], tuple[Tensor, Tensor]]) -> ClientStep:
+    """Replace the weight and bias gradients of every exposed layer."""
+    gradients = dict(step.update.gradients)
+    for exposure in step.exposures:
+        weight, bias = f"{exposure.layer}.weight", f"{exposure.layer}.bias"
+        gradients[weight], gradients[bias] = change(exposure, gradients[weight], gradients[bias])
+    return replace(step, update=replace(step.update, gradients=gradients))
+
+
+def change_all(step: ClientStep, change: Callable[[Tensor], Tensor]) -> ClientStep:
+    """Replace every gradient on its own."""
+    gradients = {name: change(gradient) for name, gradient in step.update.gradients.items()}
+    return replace(step, update=replace(step.update, gradients=gradients))

@@ -1,0 +1,176 @@
+"""Defences on rows and on whole gradients, beside AGGP."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from jaxtyping import Bool
+from torch import Tensor
+
+from qbi.defences.aggp import AGGP, prune_rows
+from qbi.defences.base import Kind, change_all, change_rows
+from qbi.errors import BadValue
+from qbi.exposure import Exposure
+from qbi.federation.exposed import ClientStep
+
+
+@dataclass(frozen=True)
+class Pruning:
+    """AGGP as a defence. The paper leaves the bias gradient, and with it the exact divisor; `bias="drop"` takes it."""
+
+    settings: AGGP = field(default_factory=AGGP)
+    bias: Literal["keep", "drop"] = "keep"
+    kind: Kind = "heuristic"
+
+    @property
+    def name(self) -> str:
+        """AGGP, and whether the bias gradient goes too."""
+        return "AGGP" if self.bias == "keep" else "AGGP, bias dropped"
+
+    def apply(self, step: ClientStep, generator: torch.Generator) -> ClientStep:
+        """Prune the weight gradients of exposed layers."""
+
+        def change(exposure: Exposure, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+            counts = exposure.counts
+            pruned = (counts > 0) & (counts < self.settings.cutoff)
+            kept = bias.masked_fill(pruned, 0) if self.bias == "drop" else bias
+            return prune_rows(weight, counts, generator, self.settings), kept
+
+        return change_rows(step, change)
+
+
+class RowRule:
+    """A rule that drops whole rows, weight and bias: the base of the rules below, which say which rows."""
+
+    kind: Kind = "heuristic"
+
+    def unsafe_rows(self, exposure: Exposure) -> Bool[Tensor, " n"]:
+        """Which rows to drop; a rule of its own drops none."""
+        return torch.zeros_like(exposure.shares[:, 0], dtype=torch.bool)
+
+    def apply(self, step: ClientStep, generator: torch.Generator) -> ClientStep:  # noqa: ARG002
+        """Drop the unsafe rows of exposed layers."""
+
+        def change(exposure: Exposure, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+            dropped = self.unsafe_rows(exposure)
+            return weight.masked_fill(dropped[:, None], 0), bias.masked_fill(dropped, 0)
+
+        return change_rows(step, change)
+
+
+@dataclass(frozen=True)
+class DropSparse(RowRule):
+    """Drop rows in which at most `most` samples stand (SRATTA's q-rule); 0 drops nothing."""
+
+    most: int = 15
+
+    @property
+    def name(self) -> str:
+        """With its parameter."""
+        return f"drop a ≤ {self.most}"
+
+    def unsafe_rows(self, exposure: Exposure) -> Bool[Tensor, " n"]:
+        """Few samples."""
+        return (exposure.counts > 0) & (exposure.counts <= self.most)
+
+
+@dataclass(frozen=True)
+class DropDominated(RowRule):
+    """Drop rows of whose bias gradient one sample carries more than `share` (SRATTA's β-rule); 1 drops nothing."""
+
+    share: float = 0.2
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share <= 1:
+            raise BadValue(f"drop dominated rows: share is {self.share}; it must lie above 0 and not above 1.")
+
+    @property
+    def name(self) -> str:
+        """With its parameter."""
+        return f"drop one above {self.share:.0%}"
+
+    def unsafe_rows(self, exposure: Exposure) -> Bool[Tensor, " n"]:
+        """One sample outweighs the others."""
+        sizes = exposure.shares.abs()
+        return sizes.amax(1) > self.share * sizes.sum(1) if self.share < 1 else torch.zeros_like(sizes[:, 0]) > 0
+
+
+@dataclass(frozen=True)
+class DropClose(RowRule):
+    """Drop rows with few samples, and rows whose samples differ from an earlier row's in fewer than `apart` samples.
+
+    The difference of two such rows holds few samples although each holds many: how imprint reads them. Dropped is
+    every row with an earlier neighbour, so what is left lies `apart` from each other. Combinations of three or more
+    rows are not covered. 0 drops nothing.
+    """
+
+    apart: int = 16
+
+    @property
+    def name(self) -> str:
+        """With its parameter."""
+        return f"drop rows < {self.apart} apart"
+
+    def unsafe_rows(self, exposure: Exposure) -> Bool[Tensor, " n"]:
+        """Few samples, or close to an earlier row."""
+        active = exposure.active.float()
+        counts = active.sum(1)
+        apart = counts[:, None] + counts - 2 * active @ active.T
+        close = (apart < self.apart) & (counts > 0)[:, None] & (counts > 0)
+        return ((counts > 0) & (counts < self.apart)) | close.tril(-1).any(1)
+
+
+@dataclass(frozen=True)
+class Sparsify:
+    """Keep the `share` largest entries of every gradient; 1 keeps all."""
+
+    share: float = 0.1
+    kind: Kind = "heuristic"
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share <= 1:
+            raise BadValue(f"sparsify: share is {self.share}; it must lie above 0 and not above 1.")
+
+    @property
+    def name(self) -> str:
+        """With its parameter."""
+        return f"top {self.share:.0%}"
+
+    def apply(self, step: ClientStep, generator: torch.Generator) -> ClientStep:  # noqa: ARG002
+        """Zero the smaller entries."""
+
+        def change(gradient: Tensor) -> Tensor:
+            kept = max(1, round(self.share * gradient.numel()))
+            if kept == gradient.numel():
+                return gradient
+            bound = gradient.abs().flatten().kthvalue(gradient.numel() - kept + 1).values
+            return torch.where(gradient.abs() >= bound, gradient, 0)
+
+        return change_all(step, change)
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Gaussian noise of `relative` times each gradient's root mean square; no guarantee without clipping. 0 adds none."""
+
+    relative: float = 1.0
+    kind: Kind = "heuristic"
+
+    def __post_init__(self) -> None:
+        if not self.relative >= 0:
+            raise BadValue(f"noise: level is {self.relative}; it must not be negative.")
+
+    @property
+    def name(self) -> str:
+        """With its parameter."""
+        return f"noise {self.relative:g}"
+
+    def apply(self, step: ClientStep, generator: torch.Generator) -> ClientStep:
+        """Add the noise."""
+
+        def change(gradient: Tensor) -> Tensor:
+            size = self.relative * gradient.square().mean().sqrt()
+            noise = torch.randn(gradient.shape, generator=generator, device=generator.device).to(gradient)
+            return gradient + size * noise if self.relative else gradient
+
+        return change_all(step, change)

@@ -1,0 +1,128 @@
+"""Crafted models are seen before any data are touched; trained benign ones are left in peace."""
+
+import pickle
+import struct
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from qbi.attacks import PAIRS, QBI, Imprint, TrapWeights, mount
+from qbi.carrier import flat
+from qbi.data.images import normalised
+from qbi.data.photos import synthetic_photos
+from qbi.detection import inspect_parameters
+from qbi.models import image_cnn
+from qbi.randomness import generator
+from test_cli import qbi
+
+
+@pytest.fixture(scope="module")
+def photos():
+    return synthetic_photos(400, 16, seed=2)
+
+
+ATTACKS = {
+    "qbi at 20": lambda aux: QBI(20),
+    "qbi at 200": lambda aux: QBI(200),
+    "pairs": lambda aux: PAIRS(20, aux),
+    "trap weights": lambda aux: TrapWeights(0.97),
+    "imprint": lambda aux: Imprint(),
+}
+
+
+@pytest.mark.parametrize("gain", [0.01, 1.0, 100.0])
+@pytest.mark.parametrize("make", ATTACKS.values(), ids=ATTACKS.keys())
+def test_every_attack_is_seen_at_every_scale(photos, make, gain):
+    torch.manual_seed(0)
+    x = normalised(photos, slice(None))
+    mounted = mount(image_cnn(photos.shape, 60), make(flat(x)), x[:2], generator(0), gain=gain)
+    signs = inspect_parameters(mounted.model.state_dict())
+    assert {"conv1", "conv2", "conv3", "fc1"} <= {sign.layer for sign in signs}
+    assert max(len(sign.rows) for sign in signs if sign.layer == "fc1") == 60
+
+
+@pytest.mark.parametrize("make", ATTACKS.values(), ids=ATTACKS.keys())
+def test_a_part_of_the_rows_is_enough(photos, make):
+    torch.manual_seed(0)
+    x = flat(normalised(photos, slice(None)))
+    layer = nn.Linear(x.shape[1], 100)
+    rows = make(x).rows(10, x.shape[1], generator(0))
+    with torch.no_grad():
+        layer.weight[20:30], layer.bias[20:30] = rows.weight * 0.02, rows.bias * 0.02
+    signs = inspect_parameters({f"fc.{n}": p for n, p in layer.state_dict().items()})
+    assert set().union(*(sign.rows for sign in signs)) == set(range(20, 30))
+
+
+def trained(seed, photos, epochs):
+    torch.manual_seed(seed)
+    kinds = [
+        nn.Sequential(nn.Flatten(), nn.Linear(768, 64), nn.ReLU(), nn.Linear(64, 3)),
+        nn.Sequential(
+            nn.Conv2d(3, 8, 3, padding=1),
+            nn.ReLU(),
+            nn.MaxPool2d(4),
+            nn.Flatten(),
+            nn.Linear(128, 32),
+            nn.ReLU(),
+            nn.Linear(32, 3),
+        ),
+        nn.Sequential(
+            nn.Conv2d(3, 8, 3),
+            nn.BatchNorm2d(8),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(1568, 40),
+            nn.ReLU(),
+            nn.Linear(40, 3),
+        ),
+    ]
+    model = kinds[seed % 3]
+    optimiser = torch.optim.Adam(model.parameters(), lr=[1e-3, 1e-2][seed % 2])
+    x, y = normalised(photos, slice(None)), photos.labels
+    for _ in range(epochs):
+        for chosen in torch.randperm(len(x)).split(32):
+            optimiser.zero_grad()
+            nn.functional.cross_entropy(model(x[chosen]), y[chosen]).backward()
+            optimiser.step()
+    return model
+
+
+@pytest.mark.parametrize("epochs", [0, 1, 8])
+@pytest.mark.parametrize("seed", range(6))
+def test_benign_models_show_no_sign(photos, seed, epochs):
+    assert inspect_parameters(trained(seed, photos, epochs).state_dict()) == []
+
+
+def test_the_command_says_which_layer_and_exits_with_one(photos, tmp_path):
+    torch.manual_seed(0)
+    x = normalised(photos, slice(0, 2))
+    model = image_cnn(photos.shape, 40)
+    save_file(model.state_dict(), tmp_path / "benign.safetensors")
+    torch.save(mount(model, QBI(20), x, generator(0)).model.state_dict(), tmp_path / "crafted.pt")
+    assert qbi("inspect", "benign.safetensors", cwd=tmp_path).returncode == 0
+    done = qbi("inspect", "crafted.pt", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "fc1: negative bias in 40 of 40 rows" in done.stdout.replace("\n", " ")
+    assert '"detector": "identity kernels"' in qbi("inspect", "crafted.pt", "--json", cwd=tmp_path).stdout
+
+
+class Exploit:
+    def __reduce__(self):
+        return print, ("executed",)
+
+
+def test_hostile_checkpoints_are_refused(tmp_path):
+    (tmp_path / "pickled.pt").write_bytes(pickle.dumps({"w": Exploit()}))
+    torch.save({"w": torch.zeros(2), "x": Exploit()}, tmp_path / "exploit.pt")
+    (tmp_path / "huge.safetensors").write_bytes(struct.pack("<Q", 2 * 2**30) + b"{}")
+    (tmp_path / "text.pt").write_text("hello")
+    torch.save({"fc.weight": torch.full((4, 4), torch.nan)}, tmp_path / "nan.pt")
+    torch.save([1, 2], tmp_path / "list.pt")
+    for name in ("pickled.pt", "exploit.pt", "huge.safetensors", "text.pt", "nan.pt", "list.pt", "missing.pt"):
+        done = qbi("inspect", name, cwd=tmp_path)
+        assert done.returncode == 2, name
+        assert name in done.stderr
+        assert "Traceback" not in done.stderr
+        assert "executed" not in done.stdout + done.stderr
