@@ -3,7 +3,7 @@
 import typer
 
 from qbi import __version__
-from qbi.cli import audit, bench, data, inspect, predict, reproduce
+from qbi.cli import audit, bench, compare, data, inspect, predict, reproduce
 
 app = typer.Typer(
     name="qbi",
@@ -16,6 +16,7 @@ app = typer.Typer(
 app.command("audit")(audit.audit)
 app.command("predict")(predict.predict)
 app.command("reproduce")(reproduce.reproduce)
+app.command("compare")(compare.compare)
 app.command("data")(data.data)
 app.command("inspect")(inspect.inspect)
 app.command("bench")(bench.bench)

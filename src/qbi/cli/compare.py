@@ -1,0 +1,83 @@
+"""`qbi compare`: attacks × defences."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from qbi.cli.common import Json, Seed, console, progress_bar
+from qbi.errors import BadValue
+from qbi.experiments.matrix import ATTACKS, DEFENCES, Setting, run_matrix
+from qbi.files import to_json, write_atomically
+from qbi.report.matrix import heat_map, to_markdown
+
+
+def compare(
+    attacks: Annotated[str, typer.Option(help="Comma-separated.")] = ",".join(ATTACKS),
+    defences: Annotated[str, typer.Option(help="Comma-separated.")] = ",".join(DEFENCES),
+    batch_sizes: Annotated[str, typer.Option(help="Comma-separated.")] = "20,64",
+    neurons: Annotated[int, typer.Option(min=2, help="Neurons of the attacked layer.")] = 200,
+    batches: Annotated[int, typer.Option(min=1, help="Batches a pair is averaged over.")] = 3,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds on the same batch, whose masks unite.")] = 1,
+    epochs: Annotated[int, typer.Option(min=0, help="Epochs of training for the accuracy; 0 leaves it out.")] = 0,
+    data: Annotated[str, typer.Option(help="'photos' (built in), a folder of images, or CIFAR-10.")] = "photos",
+    out: Annotated[Path, typer.Option(help="Folder for the heat map, the table and the JSON.")] = Path("out/compare"),
+    seed: Seed = 0,
+    json: Json = False,
+) -> None:
+    """Run attacks against defences on the same batches: R, SSIM, values exposed, accuracy, time.
+
+    [bold]Example:[/bold] qbi compare --attacks qbi,imprint --defences none,aggp,drop-close --batch-sizes 20,64
+    """
+    from qbi.data.open import open_images
+
+    sizes = _numbers(batch_sizes)
+    setting = Setting(neurons=neurons, batches=batches, rounds=rounds, epochs=epochs, seed=seed)
+    images = open_images(data, size=32, count=max(sizes) + neurons + 400, seed=seed)
+    with progress_bar("comparing") as bar:
+        outcomes, accuracy = run_matrix(
+            images,
+            _names(attacks),
+            _names(defences),
+            sizes,
+            setting,
+            lambda done, total: bar.update(bar.task_ids[0], completed=done, total=total),
+        )
+    rows = [asdict(outcome) | {"recall": dict(outcome.recall)} for outcome in outcomes]
+    costs = [{"defence": d, "batch_size": b, "accuracy": value} for (d, b), value in accuracy.items()]
+    document = to_json({"data": images.name, "setting": asdict(setting), "outcomes": rows, "accuracy": costs})
+    write_atomically(out / "compare.json", document)
+    write_atomically(out / "compare.md", to_markdown(rows, costs))
+    write_atomically(out / "compare.png", heat_map(rows))
+    if json:
+        typer.echo(document, nl=False)
+        return
+    table = Table(title=f"{images.name}, N = {neurons}: R in percent at 60 dB (at 19 dB)")
+    for title in ("B", "defence", *_names(attacks), "ms a step", "accuracy %"):
+        table.add_column(title, justify="right")
+    for size in sizes:
+        for defence in _names(defences):
+            mine = [o for o in outcomes if (o.batch_size, o.defence) == (size, defence)]
+            cells = [f"{100 * o.recall['psnr>60']:.0f} ({100 * o.recall['psnr>19']:.0f})" for o in mine]
+            right = accuracy.get((defence, size))
+            shown = "–" if right is None else f"{100 * right:.1f}"
+            table.add_row(str(size), defence, *cells, f"{1e3 * max(o.seconds for o in mine):.1f}", shown)
+    console.print(table)
+    console.print("All defences here are heuristic: a measurement, no proof.")
+    console.print(f"Heat map, table and JSON: {out}")
+
+
+def _names(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _numbers(text: str) -> list[int]:
+    try:
+        numbers = [int(part) for part in _names(text)]
+    except ValueError:
+        raise BadValue(f"--batch-sizes: {text!r} is no list of numbers, such as 20,64.") from None
+    if not numbers or min(numbers) < 2:
+        raise BadValue(f"--batch-sizes: {text!r}; every batch needs at least 2 samples.")
+    return numbers

@@ -1,0 +1,57 @@
+"""The matrix of attacks and defences as Markdown and as a heat map."""
+
+import io
+from collections.abc import Sequence
+from typing import Any
+
+Row = dict[str, Any]
+
+
+def to_markdown(rows: Sequence[Row], accuracy: Sequence[Row]) -> str:
+    """One table a batch size: R at 60 dB and mean SSIM for each attack, exposed values, accuracy."""
+    parts = []
+    for batch_size in sorted({row["batch_size"] for row in rows}):
+        chosen = [row for row in rows if row["batch_size"] == batch_size]
+        attacks = list(dict.fromkeys(row["attack"] for row in chosen))
+        parts += [f"### B = {batch_size}", ""]
+        parts += [
+            "| defence | " + " | ".join(f"{a}: R at 60 dB, 19 dB, SSIM" for a in attacks) + " | exposed | accuracy |"
+        ]
+        parts += ["|---|" + "---|" * (len(attacks) + 2)]
+        for defence in dict.fromkeys(row["defence"] for row in chosen):
+            mine = {row["attack"]: row for row in chosen if row["defence"] == defence}
+            cells = [
+                f"{100 * mine[a]['recall']['psnr>60']:.0f}, {100 * mine[a]['recall']['psnr>19']:.0f}, {mine[a]['ssim']:.2f}"
+                for a in attacks
+            ]
+            exposed = max(row["exposed"] for row in mine.values())
+            right = next(
+                (a["accuracy"] for a in accuracy if (a["defence"], a["batch_size"]) == (defence, batch_size)), None
+            )
+            shown = "–" if right is None else f"{100 * right:.1f}"
+            parts.append(f"| {defence} | " + " | ".join(cells) + f" | {100 * exposed:.1f} % | {shown} |")
+        parts.append("")
+    return "\n".join(parts)
+
+
+def heat_map(rows: Sequence[Row]) -> bytes:
+    """R at 60 dB, one panel a batch size."""
+    from matplotlib.figure import Figure
+
+    sizes = sorted({row["batch_size"] for row in rows})
+    attacks = list(dict.fromkeys(row["attack"] for row in rows))
+    defences = list(dict.fromkeys(row["defence"] for row in rows))
+    values = {(r["batch_size"], r["defence"], r["attack"]): r["recall"]["psnr>60"] for r in rows}
+    figure = Figure(figsize=(1.2 + 2.4 * len(sizes), 1.4 + 0.34 * len(defences)), layout="constrained")
+    for panel, (axis, size) in enumerate(zip(figure.subplots(1, len(sizes), squeeze=False)[0], sizes, strict=True)):
+        grid = [[values[size, d, a] for a in attacks] for d in defences]
+        axis.imshow(grid, vmin=0, vmax=1, cmap="YlOrRd", aspect="auto")
+        for y, line in enumerate(grid):
+            for x, value in enumerate(line):
+                axis.text(x, y, f"{100 * value:.0f}", ha="center", va="center", fontsize=7)
+        axis.set_xticks(range(len(attacks)), attacks, rotation=45, ha="right", fontsize=7)
+        axis.set_yticks(range(len(defences)), defences if panel == 0 else [""] * len(defences), fontsize=7)
+        axis.set_title(f"B = {size}", fontsize=9)
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=120)
+    return buffer.getvalue()
