@@ -67,12 +67,39 @@ def test_predict_gives_the_published_row(tmp_path):
     assert "neurons reach" in table.stdout
 
 
+def test_compare_puts_attacks_against_defences(tmp_path):
+    arguments = (
+        "--attacks",
+        "qbi,imprint",
+        "--defences",
+        "none,aggp,drop-close",
+        "--batch-sizes",
+        "40",
+        "--batches",
+        1,
+    )
+    done = qbi("compare", *arguments, "--neurons", 120, "--epochs", 1, "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    recall = {(o["attack"], o["defence"]): o["recall"]["psnr>60"] for o in document["outcomes"]}
+    assert recall["qbi", "none"] > 0.2
+    assert recall["qbi", "aggp"] == recall["qbi", "drop-close"] == recall["imprint", "drop-close"] == 0
+    assert recall["imprint", "none"] > recall["imprint", "aggp"] > 0
+    exposed = {(o["attack"], o["defence"]): o["exposed"] for o in document["outcomes"]}
+    assert exposed["qbi", "none"] > 0.2
+    assert 0 < exposed["qbi", "aggp"] < 0.02
+    assert exposed["qbi", "drop-close"] == 0
+    assert all(0 < entry["accuracy"] < 1 for entry in document["accuracy"])
+    assert Image.open(tmp_path / "out/compare/compare.png").width > 200
+    assert "### B = 40" in (tmp_path / "out/compare/compare.md").read_text()
+
+
 @pytest.mark.serial
 def test_bench_compares_in_one_run(tmp_path):
     done = qbi("bench", "--size", "cifar", "--repeats", 1, "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
-    assert {row["task"] for row in document["results"]} == {"PAIRS", "A, P, R"}
+    assert {row["task"] for row in document["results"]} == {"PAIRS", "A, P, R", "AGGP"}
     assert all(row["ratio"] > 0 for row in document["results"])
     assert json.loads((tmp_path / "out/bench.json").read_text()) == document
 
@@ -94,6 +121,10 @@ BAD = {
     "no such device": (["audit", "--device", "abacus"], "abacus"),
     "unwritable place": (["audit", "--size", "16", "--out", "file/x"], "cannot be written"),
     "unknown command": (["fly"], "fly"),
+    "unknown defence": (["compare", "--defences", "prayer"], "no defence is called 'prayer'"),
+    "unknown attacker": (["compare", "--attacks", "magic"], "no attack is called 'magic'"),
+    "no list of sizes": (["compare", "--batch-sizes", "many"], "no list of numbers"),
+    "too little to compare": (["compare", "--data", "few", "--batch-sizes", "4"], "too few"),
 }
 
 
@@ -119,7 +150,7 @@ def test_bad_input_gets_one_sentence_and_code_two(folder, arguments, message):
 
 
 def test_help_shows_examples(tmp_path):
-    for command in ("audit", "predict", "bench"):
+    for command in ("audit", "predict", "bench", "compare", "inspect", "data", "reproduce"):
         assert f"qbi {command}" in qbi(command, "--help", cwd=tmp_path).stdout
     assert qbi("--version", cwd=tmp_path).stdout.strip()
 

@@ -6,6 +6,7 @@ random quarter stays, everything else becomes zero; rows with no sample or with 
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import torch
@@ -108,16 +109,25 @@ def _prune_on_cpu(gradient: Tensor, counts: Tensor, seed: int, settings: AGGP) -
             list(pool.map(prune, range(len(tasks))))
 
 
-def _prune_on_accelerator(gradient: Tensor, counts: Tensor, seed: int, settings: AGGP) -> None:
-    """Sort the few pruned rows whole: one transfer to the host a call, whatever the counts."""
-    features = gradient.shape[1]
-    quota = [(0, 0)] + [
+@cache
+def _quotas(settings: AGGP, features: int, device: str) -> tuple[Tensor, Tensor]:
+    """For every count: how many entries are large, and how many of them stay."""
+    pairs = [(0, 0)] + [
         (int(keep_share(a, settings) * features), kept_entries(a, features, settings))
         for a in range(1, settings.cutoff)
     ]
-    largest, kept = torch.tensor(quota, device=gradient.device).T
-    draws = torch.Generator(gradient.device).manual_seed(seed)
+    largest, kept = torch.tensor(pairs, device=device).T
+    return largest, kept
+
+
+def _prune_on_accelerator(gradient: Tensor, counts: Tensor, seed: int, settings: AGGP) -> None:
+    """Sort the few pruned rows whole: one transfer to the host a call, whatever the counts."""
     chosen = ((counts > 0) & (counts < settings.cutoff)).nonzero()[:, 0]
+    if len(chosen) == 0:
+        return
+    features = gradient.shape[1]
+    largest, kept = _quotas(settings, features, str(gradient.device))
+    draws = torch.Generator(gradient.device).manual_seed(seed)
     for rows in chosen.split(max(1, SORTED_AT_A_TIME // features)):
         values = gradient[rows]
         rank = values.abs().argsort(1, descending=True).argsort(1)
