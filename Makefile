@@ -11,7 +11,7 @@ demo: $(CORE)
 	$(BIN)/qbi audit
 
 test: $(DEV)
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not serial"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "not serial"
 	$(BIN)/python -m pytest -m serial
 
 check: $(DEV)

@@ -112,9 +112,9 @@ def test_the_three_routes_agree_behind_normalisation(few, grams):
 
 def test_the_three_routes_agree_on_text(imdb):
     setting = (100, 25)
-    drawn = [text_cell(Cell("imdb", *setting, run), imdb, "cpu") for run in range(6)]
-    steps = [real_text_cell(Cell("imdb", *setting, run, route="gradients"), imdb, "cpu") for run in range(6)]
-    passes = [real_text_cell(Cell("imdb", *setting, run, route="direct"), imdb, "cpu") for run in range(6)]
+    drawn = [text_cell(Cell("imdb", *setting, run), imdb, "cpu") for run in range(5)]
+    steps = [real_text_cell(Cell("imdb", *setting, run, route="gradients"), imdb, "cpu") for run in range(3)]
+    passes = [real_text_cell(Cell("imdb", *setting, run, route="direct"), imdb, "cpu") for run in range(3)]
     assert passes == steps
     agree(drawn, steps)
 

@@ -88,11 +88,11 @@ def test_pairs_in_law(pairs_setting):
 def test_pairs_against_the_algorithm_to_the_letter(pairs_setting):
     neurons, batch_size, auxiliary, test = pairs_setting
     attack = PAIRS(batch_size, auxiliary, patience=300)
-    real = direct(attack, test, neurons, 60, "ours")
+    real = direct(attack, test, neurons, 40, "ours")
     bias = QBI(batch_size).bias(test.shape[1])
     shape, naive = Shape("test", neurons, batch_size, test.shape[1]), []
     torch.manual_seed(0)
-    for _ in range(60):
+    for _ in range(40):
         weight = torch.randn(neurons, test.shape[1])
         naive_pairs(weight, auxiliary, shape, bias, attack)
         naive.append(leakage(weight @ test.T > -bias))

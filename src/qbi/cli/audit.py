@@ -1,13 +1,16 @@
 """`qbi audit`: the main job."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.table import Table
 
 from qbi.cli.common import Device, Json, Seed, checked_device, console, percent, progress_bar
 from qbi.files import to_json, write_atomically
+
+if TYPE_CHECKING:
+    from qbi.audit import AuditResult
 
 
 def audit(
@@ -40,7 +43,7 @@ def audit(
 
       qbi audit --data ./photos --size 128 --fail-above 0.1
     """
-    from qbi.audit import AuditResult, audit_images
+    from qbi.audit import audit_images
     from qbi.data.open import open_images
     from qbi.report.pictures import side_by_side
 
@@ -55,7 +58,7 @@ def audit(
             skip_bad=skip_bad,
             progress=lambda n: bar.advance(bar.task_ids[0], n),
         )
-    result: AuditResult = audit_images(
+    result = audit_images(
         images,
         attack=attack,
         neurons=neurons,
@@ -77,7 +80,7 @@ def audit(
         raise typer.Exit(1)
 
 
-def _show(result: "AuditResult", out: Path) -> None:  # type: ignore[name-defined]
+def _show(result: "AuditResult", out: Path) -> None:
     title = f"{result.attack} on {result.data}: N = {result.neurons}, B = {result.batch_size}, M = {result.features}"
     table = Table(title=title, min_width=len(title))
     table.add_column("")

@@ -3,14 +3,18 @@
 import platform
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-import torch
 import typer
 from rich.table import Table
 
 from qbi.cli.common import Device, Json, Seed, checked_device, console, log
 from qbi.files import to_json, write_atomically
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from qbi.benchmarks import Shape
 
 
 def bench(
@@ -80,8 +84,10 @@ def bench(
     console.print(f"Peak memory of the whole run {document['peak_memory_gib']} GiB. JSON: {out}")
 
 
-def _samples(shape: "Shape", seed: int) -> torch.Tensor:  # type: ignore[name-defined]
+def _samples(shape: "Shape", seed: int) -> "Tensor":
     """Synthetic photos of the shape's size; large ones are painted small and enlarged, which costs less."""
+    from torch.nn.functional import interpolate
+
     from qbi.carrier import flat
     from qbi.data.images import normalised
     from qbi.data.photos import synthetic_photos
@@ -91,10 +97,12 @@ def _samples(shape: "Shape", seed: int) -> torch.Tensor:  # type: ignore[name-de
     small = normalised(synthetic_photos(shape.neurons, painted, seed=seed), slice(None))
     if painted == side:
         return flat(small)
-    return flat(torch.nn.functional.interpolate(small, size=(side, side), mode="bilinear"))
+    return flat(interpolate(small, size=(side, side), mode="bilinear"))
 
 
 def _machine(device: str) -> str:
+    import torch
+
     if device.startswith("cuda"):
         return torch.cuda.get_device_name(device)
     return f"{platform.machine()} CPU, {torch.get_num_threads()} threads"

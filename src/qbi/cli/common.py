@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated
 
-import torch
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -22,6 +21,8 @@ log = Console(stderr=True)
 
 def checked_device(name: str) -> str:
     """Refuse a device that is not there."""
+    import torch
+
     try:
         torch.empty(0, device=name)
     except (RuntimeError, AssertionError) as problem:

@@ -9,14 +9,12 @@ from rich.table import Table
 
 from qbi.cli.common import Json, Seed, console, progress_bar
 from qbi.errors import BadValue
-from qbi.experiments.matrix import ATTACKS, DEFENCES, Setting, run_matrix
 from qbi.files import to_json, write_atomically
-from qbi.report.matrix import heat_map, to_markdown
 
 
 def compare(
-    attacks: Annotated[str, typer.Option(help="Comma-separated.")] = ",".join(ATTACKS),
-    defences: Annotated[str, typer.Option(help="Comma-separated.")] = ",".join(DEFENCES),
+    attacks: Annotated[str, typer.Option(help="Comma-separated, or all.")] = "all",
+    defences: Annotated[str, typer.Option(help="Comma-separated, or all.")] = "all",
     batch_sizes: Annotated[str, typer.Option(help="Comma-separated.")] = "20,64",
     neurons: Annotated[int, typer.Option(min=2, help="Neurons of the attacked layer.")] = 200,
     batches: Annotated[int, typer.Option(min=1, help="Batches a pair is averaged over.")] = 3,
@@ -32,15 +30,19 @@ def compare(
     [bold]Example:[/bold] qbi compare --attacks qbi,imprint --defences none,aggp,drop-close --batch-sizes 20,64
     """
     from qbi.data.open import open_images
+    from qbi.experiments.matrix import ATTACKS, DEFENCES, Setting, run_matrix
+    from qbi.report.matrix import heat_map, to_markdown
 
+    chosen_attacks = list(ATTACKS) if attacks == "all" else _names(attacks)
+    chosen_defences = list(DEFENCES) if defences == "all" else _names(defences)
     sizes = _numbers(batch_sizes)
     setting = Setting(neurons=neurons, batches=batches, rounds=rounds, epochs=epochs, seed=seed)
     images = open_images(data, size=32, count=max(sizes) + neurons + 400, seed=seed)
     with progress_bar("comparing") as bar:
         outcomes, accuracy = run_matrix(
             images,
-            _names(attacks),
-            _names(defences),
+            chosen_attacks,
+            chosen_defences,
             sizes,
             setting,
             lambda done, total: bar.update(bar.task_ids[0], completed=done, total=total),
@@ -55,10 +57,10 @@ def compare(
         typer.echo(document, nl=False)
         return
     table = Table(title=f"{images.name}, N = {neurons}: R in percent at 60 dB (at 19 dB)")
-    for title in ("B", "defence", *_names(attacks), "ms a step", "accuracy %"):
+    for title in ("B", "defence", *chosen_attacks, "ms a step", "accuracy %"):
         table.add_column(title, justify="right")
     for size in sizes:
-        for defence in _names(defences):
+        for defence in chosen_defences:
             mine = [o for o in outcomes if (o.batch_size, o.defence) == (size, defence)]
             cells = [f"{100 * o.recall['psnr>60']:.0f} ({100 * o.recall['psnr>19']:.0f})" for o in mine]
             right = accuracy.get((defence, size))

@@ -4,7 +4,7 @@ import os
 import time
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.table import Table
@@ -12,14 +12,13 @@ from rich.table import Table
 from qbi import __version__
 from qbi.cli.common import Device, Json, Seed, checked_device, console, log, progress_bar
 from qbi.errors import BadValue
-from qbi.experiments.cells import Route
-from qbi.experiments.items import ITEMS, Item, cells_for, select
-from qbi.experiments.run import Settings, compute_all
-from qbi.experiments.store import Store
-from qbi.experiments.tables import build_document
 from qbi.files import to_json, write_atomically
-from qbi.report.document import Document
-from qbi.report.render import print_document, to_html, to_latex, to_markdown
+
+if TYPE_CHECKING:
+    from qbi.experiments.cells import Route
+    from qbi.experiments.items import Item
+    from qbi.experiments.store import Store
+    from qbi.report.document import Document
 
 Cells = list[tuple[int, int]]
 
@@ -69,6 +68,11 @@ def reproduce(
 
       qbi reproduce --render
     """
+    from qbi.experiments.items import ITEMS, cells_for, select
+    from qbi.experiments.run import Settings, compute_all
+    from qbi.experiments.store import Store
+    from qbi.report.render import print_document
+
     if list_items:
         _list(ITEMS)
         return
@@ -106,7 +110,10 @@ def reproduce(
         console.print(f"Page: {out / 'reproduction.html'}   Markdown, LaTeX, JSON beside it.")
 
 
-def _render(store: Store, items: list[Item], out: Path, seed: int, route: str, no_samples: bool) -> Document:
+def _render(store: "Store", items: "list[Item]", out: Path, seed: int, route: str, no_samples: bool) -> "Document":
+    from qbi.experiments.tables import build_document
+    from qbi.report.render import to_html, to_latex, to_markdown
+
     facts = {"date": datetime.now(UTC).date().isoformat(), "seed": str(seed), "route": route, "qbi": __version__}
     document = build_document(store, items, facts | store.facts(), seed=seed, route=route)
     if no_samples:
@@ -121,7 +128,7 @@ def _render(store: Store, items: list[Item], out: Path, seed: int, route: str, n
     return document
 
 
-def _list(items: tuple[Item, ...]) -> None:
+def _list(items: "tuple[Item, ...]") -> None:
     table = Table(title="What can be reproduced")
     for title in ("item", "what", "data"):
         table.add_column(title)
