@@ -214,6 +214,7 @@ def test_damaged_data_are_named(small_data, tmp_path):
     assert "fake.jpg" in done.stderr
     done = qbi("reproduce", "figure-averaging", "--data", bad, "--skip-bad", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
+    assert "skipped 1 unreadable files" in done.stderr
 
 
 def test_data_command_says_what_is_where(small_data, tmp_path):

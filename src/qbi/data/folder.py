@@ -1,5 +1,6 @@
 """Any folder or archive of images; where they lie in sub-folders, the sub-folder is the class."""
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,8 @@ from qbi.data.decode import Decoded, as_is, centre_crop, decode_all, is_image
 from qbi.data.tree import files
 from qbi.errors import DataError
 from qbi.records import ImageData
+
+log = logging.getLogger("qbi.data")
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -44,9 +47,12 @@ def _decode(
 ) -> Decoded:
     wanted = files(root, lambda name: is_image(name) and below in name)
     try:
-        return decode_all(wanted, fit, skip_bad=skip_bad, progress=progress)
+        decoded = decode_all(wanted, fit, skip_bad=skip_bad, progress=progress)
     except DataError as problem:
         raise DataError(f"{root}: {problem}") from problem
+    if decoded.skipped:
+        log.warning("%s: skipped %d unreadable files, the first %s", root, len(decoded.skipped), decoded.skipped[0])
+    return decoded
 
 
 def _labelled(name: str, decoded: Decoded) -> ImageData:
