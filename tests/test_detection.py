@@ -108,6 +108,19 @@ def test_the_command_says_which_layer_and_exits_with_one(photos, tmp_path):
     assert '"detector": "identity kernels"' in qbi("inspect", "crafted.pt", "--json", cwd=tmp_path).stdout
 
 
+def test_a_nested_checkpoint_is_looked_into(photos, tmp_path):
+    torch.manual_seed(0)
+    crafted = mount(
+        image_cnn(photos.shape, 40), QBI(20), normalised(photos, slice(0, 2)), generator(0)
+    ).model.state_dict()
+    torch.save({"epoch": 1, "model": {"net": crafted}}, tmp_path / "nested.pt")
+    assert qbi("inspect", "nested.pt", cwd=tmp_path).returncode == 1
+    torch.save({"epoch": 1}, tmp_path / "empty.pt")
+    done = qbi("inspect", "empty.pt", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "nothing to inspect" in done.stderr
+
+
 class Exploit:
     def __reduce__(self):
         return print, ("executed",)

@@ -205,6 +205,28 @@ def test_layer_norm_comes_back_up_to_each_samples_own_statistics():
     assert torch.equal(found[-1].recovered & isolated, isolated)
 
 
+@pytest.mark.parametrize(
+    "prefix",
+    [
+        lambda: [("norm", nn.LayerNorm([3, 6, 6])), ("flatten", nn.Flatten())],
+        lambda: [("flatten", nn.Flatten()), ("norm", nn.LayerNorm(108, bias=False))],
+        lambda: [("flatten", nn.Flatten()), ("norm", nn.LayerNorm(108, elementwise_affine=False))],
+    ],
+    ids=["unflattened", "no offset", "no affine"],
+)
+def test_every_form_of_layer_norm_is_undone(prefix):
+    torch.manual_seed(0)
+    x = images()
+    mounted = mount(build(*prefix(), *head(108)), QBI(BATCH), x, generator(1), layer="fc")
+    isolated = leakage(observe(mounted.model, mounted.layer, x).fired).isolated
+    update = client_step(mounted.model, x, torch.arange(BATCH) % 4)
+    public = PublicStatistics((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
+    found = extract(mounted.model, mounted.layer, mounted.carrier, update, public=public)
+    near = match(found.samples, x.flatten(1), thresholds_for(6.0))[-1].recovered
+    assert torch.equal(near & isolated, isolated)
+    assert isolated.any()
+
+
 FAILURES = {
     "stride": (
         lambda: build(("c", nn.Conv2d(3, 8, 3, stride=2, padding=1)), ("flatten", nn.Flatten()), *head(72)),

@@ -205,6 +205,17 @@ def test_bad_input_keeps_what_is_there(small_data, reproduced, arguments, messag
 
 
 @pytest.mark.serial
+def test_results_of_other_data_are_not_mixed_in(small_data, reproduced, tmp_path):
+    other = tmp_path / "data"
+    shutil.copytree(small_data, other)
+    batch = other / "cifar-10-batches-bin/data_batch_1.bin"
+    batch.write_bytes(batch.read_bytes()[: 3073 * 450])
+    done = qbi("reproduce", "cifar10-recall", "--cells", "200x20", "--data", other, "--out", reproduced, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "made with other data" in done.stderr
+
+
+@pytest.mark.serial
 def test_damaged_data_are_named(small_data, tmp_path):
     bad = tmp_path / "data"
     shutil.copytree(small_data, bad)

@@ -192,12 +192,12 @@ def _carry_norm(name: str, layer: BatchNorm | nn.LayerNorm, signal: _Signal, ahe
     if signal.paired:
         raise CannotMount(f"{_label(name, layer)} would normalise the two halves of the sample apart.")
     offset = shift if ahead.rectified else 0.0
-    if layer.weight is None:
-        if offset:
-            raise CannotMount(f"{_label(name, layer)} has no offset of its own; the ReLU behind it cuts the sample.")
-    else:
-        with torch.no_grad():
+    if offset and layer.bias is None:
+        raise CannotMount(f"{_label(name, layer)} has no offset of its own; the ReLU behind it cuts the sample.")
+    with torch.no_grad():
+        if layer.weight is not None:
             layer.weight.fill_(1)
+        if layer.bias is not None:
             layer.bias.fill_(offset)
     return replace(signal, nonnegative=bool(offset), steps=(*signal.steps, Normalised(name)), offset=offset)
 
@@ -260,7 +260,7 @@ def _affine(layer: BatchNorm | nn.LayerNorm, values: Tensor) -> Tensor:
     if layer.weight is None:
         return values
     if isinstance(layer, nn.LayerNorm):
-        return values * layer.weight + layer.bias
+        return values * layer.weight + (0 if layer.bias is None else layer.bias)
     view = (1, -1, *([1] * (values.dim() - 2)))
     return values * layer.weight.view(view) + layer.bias.view(view)
 

@@ -7,7 +7,11 @@ import typer
 from rich.table import Table
 
 from qbi.cli.common import Device, Json, Seed, checked_device, console, percent, progress_bar
+from qbi.errors import BadValue
 from qbi.files import to_json, write_atomically
+
+MOST_PIXELS = 2**28
+"""Pixels of synthetic photos that are painted at the most; their batch as floats takes twelve times as many bytes."""
 
 if TYPE_CHECKING:
     from qbi.audit import AuditResult
@@ -24,7 +28,7 @@ def audit(
     size: Annotated[int, typer.Option(min=4, help="Side of the images in pixels.")] = 64,
     norm: Annotated[Literal["none", "batch", "layer"], typer.Option(help="Normalisation in the model.")] = "none",
     trap_scale: Annotated[float, typer.Option(help="Scale of trap weights, below 1.")] = 0.95,
-    fail_above: Annotated[float | None, typer.Option(help="Exit with 1 when R exceeds this (0 to 1).")] = None,
+    fail_above: Annotated[float | None, typer.Option(min=0, max=1, help="Exit with 1 when R exceeds this.")] = None,
     out: Annotated[Path, typer.Option(help="Folder for the picture and the JSON.")] = Path("out/audit"),
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Skip unreadable images instead of stopping.")] = False,
     seed: Seed = 0,
@@ -47,8 +51,14 @@ def audit(
     from qbi.data.open import open_images
     from qbi.report.pictures import side_by_side
 
+    if fail_above is not None and not 0 <= fail_above <= 1:
+        raise BadValue(f"--fail-above: {fail_above} is no share; R lies between 0 and 1.")
     where = checked_device(device)
     wanted = batch_size + (neurons if attack == "pairs" else 0)
+    if data == "photos" and wanted * size**2 > MOST_PIXELS:
+        raise BadValue(
+            f"audit: {wanted} photos of {size}×{size} are more than fit; lower --batch-size, --neurons or --size."
+        )
     with progress_bar("loading images") as bar:
         images = open_images(
             data,

@@ -68,11 +68,11 @@ def decode_all(
                 if progress is not None:
                     progress(1)
     if not arrays:
-        raise DataError(f"data: no readable image found ({len(skipped)} skipped).")
+        raise DataError(f"no readable image found ({len(skipped)} skipped).")
     shapes = {a.shape for a in arrays}
     if len(shapes) > 1:
         sizes = ", ".join(f"{w}×{h}" for h, w, _ in sorted(shapes)[:3])
-        raise DataError(f"data: images of different sizes ({sizes}, …); give one size with --size.")
+        raise DataError(f"images of different sizes ({sizes}, …); give one size with --size.")
     order = sorted(range(len(names)), key=names.__getitem__)
     pixels = np.empty((len(order), 3, *arrays[0].shape[:2]), dtype=np.uint8)
     for position, index in enumerate(order):

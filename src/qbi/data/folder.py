@@ -49,7 +49,8 @@ def _decode(
     try:
         decoded = decode_all(wanted, fit, skip_bad=skip_bad, progress=progress)
     except DataError as problem:
-        raise DataError(f"{root}: {problem}") from problem
+        named = str(problem).startswith(str(root))
+        raise problem if named else DataError(f"{root}: {problem}") from problem
     if decoded.skipped:
         log.warning("%s: skipped %d unreadable files, the first %s", root, len(decoded.skipped), decoded.skipped[0])
     return decoded

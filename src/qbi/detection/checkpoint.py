@@ -1,6 +1,7 @@
 """Read the parameters of a checkpoint without running anything in it."""
 
 import pickle
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -12,12 +13,15 @@ from qbi.errors import DataError
 
 def load_parameters(path: Path) -> dict[str, Tensor]:
     """Tensors by name, from safetensors or from a .pt file of tensors only; pickled code is refused."""
+    if path.is_dir():
+        raise DataError(f"{path}: a folder, not a checkpoint. Give a safetensors or a .pt file.")
     if not path.is_file():
         raise DataError(f"{path}: no such file. Give a safetensors or a .pt checkpoint.")
     try:
         if path.suffix == ".safetensors":
-            return dict(load_file(path))
-        loaded = torch.load(path, map_location="cpu", weights_only=True)
+            loaded: object = load_file(path)
+        else:
+            loaded = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as problem:
         raise DataError(
             f"{path}: it holds more than tensors, and is not opened. Save a state_dict, or use safetensors."
@@ -26,8 +30,19 @@ def load_parameters(path: Path) -> dict[str, Tensor]:
         # A damaged or hostile file can make a reader fail in any way; whatever it raised, the file is what is wrong.
         reason = (str(problem) or type(problem).__name__).splitlines()[0]
         raise DataError(f"{path}: not a readable checkpoint ({reason}).") from problem
-    if isinstance(loaded, dict) and isinstance(loaded.get("state_dict"), dict):
-        loaded = loaded["state_dict"]
+    tensors = dict(_tensors(loaded, ""))
+    if not tensors:
+        raise DataError(f"{path}: no named tensors in it, so there is nothing to inspect. Save a state_dict.")
+    return tensors
+
+
+def _tensors(loaded: object, prefix: str) -> Iterator[tuple[str, Tensor]]:
+    """Tensors of a dictionary and of dictionaries inside it, however a training script nested them."""
     if not isinstance(loaded, dict):
-        raise DataError(f"{path}: no dictionary of tensors in it, but a {type(loaded).__name__}.")
-    return {str(name): value for name, value in loaded.items() if isinstance(value, Tensor)}
+        return
+    for name, value in loaded.items():
+        path = f"{prefix}.{name}" if prefix else str(name)
+        if isinstance(value, Tensor):
+            yield path, value
+        else:
+            yield from _tensors(value, path)

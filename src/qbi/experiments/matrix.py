@@ -166,7 +166,8 @@ def accuracy_after_training(data: ImageData, defence: str, batch_size: int, sett
     held_out, train = order[: len(data) // 5], order[len(data) // 5 :]
     x, y = flat(normalised(data, train)), data.labels[train]
     torch.manual_seed(derive_seed(setting.seed, "trained") % 2**31)
-    model = nn.Sequential(nn.Linear(x.shape[1], setting.neurons), nn.ReLU(), nn.Linear(setting.neurons, 10))
+    classes = max(10, len(data.classes))
+    model = nn.Sequential(nn.Linear(x.shape[1], setting.neurons), nn.ReLU(), nn.Linear(setting.neurons, classes))
     optimiser = torch.optim.Adam(model.parameters(), lr=1e-3)
     draws, batches = generator(setting.seed, "masks"), generator(setting.seed, "order")
     parameters = dict(model.named_parameters())

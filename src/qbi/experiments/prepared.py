@@ -7,6 +7,7 @@ needs. A file's name carries a fingerprint of its source, so changed data are pr
 import hashlib
 import json
 import os
+import shutil
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -43,11 +44,14 @@ def prepare(found: Found, cache_folder: Path, *, skip_bad: bool = False, progres
         return target
     cache_folder.mkdir(parents=True, exist_ok=True)
     working = Path(tempfile.mkdtemp(dir=cache_folder, prefix=".making-"))
-    if found.name == "imdb":
-        _prepare_texts(found.path, working)
-    else:
-        _prepare_images(found, working, skip_bad, progress)
-    working.rename(target)
+    try:
+        if found.name == "imdb":
+            _prepare_texts(found.path, working)
+        else:
+            _prepare_images(found, working, skip_bad, progress)
+        working.rename(target)
+    finally:
+        shutil.rmtree(working, ignore_errors=True)
     return target
 
 

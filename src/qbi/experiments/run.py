@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from qbi.data.found import require
+from qbi.errors import DataError
 from qbi.experiments.cells import Cell
 from qbi.experiments.compute import Workplace
 from qbi.experiments.engine import run_cells
@@ -47,7 +48,14 @@ def compute_all(items: Sequence[Item], cells: Sequence[Cell], store: Store, sett
 
         started = time.perf_counter()
         folders[name] = prepare(found, settings.out / "cache", skip_bad=settings.skip_bad, progress=progress)
-        store.put_fact(f"data {name}", f"{found.path.name}, cached as {folders[name].name}")
+        source = f"{found.path.name}, cached as {folders[name].name}"
+        before = store.facts().get(f"data {name}", source)
+        if before != source:
+            raise DataError(
+                f"{settings.out}: its results were made with other data ({before}) than {found.path} ({source}). "
+                "Give another --out."
+            )
+        store.put_fact(f"data {name}", source)
         spent = time.perf_counter() - started
         if spent > CACHED_WITHIN:
             store.put_fact(f"preparing {name}", f"{spent:.1f} s")

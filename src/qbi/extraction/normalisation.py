@@ -84,7 +84,7 @@ def undo_layer_norm(
     values = samples
     if gamma is not None:
         offset = torch.zeros_like(gamma) if beta is None else beta
-        values = (samples - offset.detach()) / gamma.detach()
+        values = (samples - offset.detach().flatten()) / gamma.detach().flatten()
     per_channel = values.reshape(len(samples), shape[0], -1)
     mean = torch.tensor(public.mean).to(per_channel)[:, None]
     std = torch.tensor(public.std).to(per_channel)[:, None]
