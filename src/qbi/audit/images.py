@@ -1,7 +1,7 @@
 """Audit the paper's image model on a batch of images: mount, step, read back, count."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,6 +86,7 @@ def audit_images(
     trap_scale: float = 0.95,
     seed: int = 0,
     device: str = "cpu",
+    progress: Callable[[int, int], None] | None = None,
 ) -> AuditResult:
     """Mount the attack on the paper's CNN, run one real client step on a random batch, read the samples back.
 
@@ -96,7 +97,7 @@ def audit_images(
     chosen = take_batch(len(data), batch_size, generator(seed, "batch"))
     raw = norm is not None or attack == "trap-weights"
     inputs = (unit_pixels if raw else normalised)(data, chosen).to(device)
-    crafted = _attack(attack, data, chosen, batch_size, neurons, trap_scale, raw, norm)
+    crafted = _attack(attack, data, chosen, batch_size, neurons, trap_scale, raw, norm, progress)
     torch.manual_seed(seed)
     model = image_cnn(data.shape, neurons, max(2, len(data.classes)), norm=norm).to(device)
     mounted = mount(model, crafted, inputs[:2], generator(seed, "rows", device=device))
@@ -140,6 +141,7 @@ def _attack(
     trap_scale: float,
     raw: bool,
     norm: Norm | None,
+    progress: Callable[[int, int], None] | None,
 ) -> Attack:
     if name == "qbi":
         return QBI(batch_size)
@@ -160,7 +162,7 @@ def _attack(
         # The layer sees normalised samples, so the search must too.
         over = (0, 2, 3) if norm == "batch" else (1, 2, 3)
         auxiliary = (auxiliary - auxiliary.mean(over, keepdim=True)) / auxiliary.std(over, keepdim=True)
-    return PAIRS(batch_size, auxiliary)
+    return PAIRS(batch_size, auxiliary, progress=progress)
 
 
 def _limit(neurons: int, batch_size: int) -> dict[str, float]:

@@ -68,16 +68,18 @@ def audit(
             skip_bad=skip_bad,
             progress=lambda n: bar.advance(bar.task_ids[0], n),
         )
-    result = audit_images(
-        images,
-        attack=attack,
-        neurons=neurons,
-        batch_size=batch_size,
-        norm=None if norm == "none" else norm,
-        trap_scale=trap_scale,
-        seed=seed,
-        device=where,
-    )
+    with progress_bar("PAIRS groups" if attack == "pairs" else "attacking") as bar:
+        result = audit_images(
+            images,
+            attack=attack,
+            neurons=neurons,
+            batch_size=batch_size,
+            norm=None if norm == "none" else norm,
+            trap_scale=trap_scale,
+            seed=seed,
+            device=where,
+            progress=lambda done, total: bar.update(bar.task_ids[0], completed=done, total=total),
+        )
     picture = side_by_side(result.truth, result.reconstruction, ("what the client holds", "what the server reads"))
     write_atomically(out / "audit.png", picture)
     document = to_json(result.document())

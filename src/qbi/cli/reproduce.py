@@ -102,6 +102,8 @@ def reproduce(
 
             compute_all(chosen, wanted, store, settings, step)
         log.print(f"Computed in {time.perf_counter() - started:.1f} s.")
+        spent = ", ".join(f"{name} {seconds:.0f}" for name, seconds in store.seconds().items())
+        log.print(f"Seconds of one core, of all that is stored: {spent}.")
     document = _render(store, chosen, out, seed, route, no_samples)
     if json:
         typer.echo(to_json(document.plain()), nl=False)

@@ -22,7 +22,7 @@ from qbi.channel_gram import (
 )
 from qbi.data.images import normalised, unit_pixels
 from qbi.experiments.cells import Cell, Measured, Result
-from qbi.experiments.methods import best_trap_scale, pairs_measured, qbi_measured, trap_measured
+from qbi.experiments.methods import TRAP_BATCHES, best_trap_scale, pairs_measured, qbi_measured, trap_measured
 from qbi.experiments.real import Batch, real_measured
 from qbi.experiments.split import Split, split_half
 from qbi.randomness import generator
@@ -30,9 +30,6 @@ from qbi.records import ImageData
 
 CLASSES = 10
 """Classes of the head behind the attacked layer; any number would do."""
-
-TRAP_BATCHES = 4
-"""Auxiliary batches on which the scale of trap weights is chosen."""
 
 
 def attack_cell(cell: Cell, data: ImageData, grams: ChannelGrams) -> Result:

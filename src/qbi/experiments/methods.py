@@ -16,6 +16,10 @@ SCALE_GAPS = tuple(0.4 * 0.75**k for k in range(28))
 """Tried values of 1 − scale for trap weights: from 0.4 down to 0.0002, a quarter less each time."""
 
 
+TRAP_BATCHES = 4
+"""Auxiliary batches on which the scale of trap weights is chosen."""
+
+
 def qbi_measured(cell: Cell, test: Float64[Tensor, "t t"], batches: Int[Tensor, "k b"], features: int) -> Measured:
     """QBI on all test batches with one set of rows."""
     draws = generator(cell.seed_for("qbi"), device=test.device)

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from qbi.attacks import PAIRS, QBI, Attack, TrapWeights, mount
 from qbi.attacks.in_gram_space import AuxiliaryGroup
 from qbi.experiments.cells import Cell, Measured, Result
-from qbi.experiments.methods import best_trap_scale, pairs_measured, qbi_measured, trap_measured
+from qbi.experiments.methods import TRAP_BATCHES, best_trap_scale, pairs_measured, qbi_measured, trap_measured
 from qbi.experiments.real import Batch, real_measured
 from qbi.experiments.split import Split, split_half
 from qbi.models import text_model
@@ -17,8 +17,6 @@ from qbi.records import TextData
 DIMENSION = 250
 POSITIONS = 16
 """Token positions multiplied in float32 before they are added up in float64."""
-
-TRAP_BATCHES = 4
 
 
 def text_cell(cell: Cell, data: TextData, device: str) -> Result:
