@@ -28,7 +28,7 @@ def denormalised(data: ImageData, samples: Float[Tensor, "b m"]) -> Float[Tensor
 def take_batch(data_size: int, batch_size: int, generator: torch.Generator) -> Int[Tensor, " b"]:
     """Distinct random indices for one batch."""
     if batch_size > data_size:
-        raise DataError(f"data: a batch of {batch_size} is larger than the data, of {data_size}.")
+        raise DataError(f"data: a batch of {batch_size} is larger than the data; there are {data_size} samples.")
     return torch.randperm(data_size, generator=generator)[:batch_size]
 
 
