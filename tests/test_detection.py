@@ -12,7 +12,11 @@ from qbi.attacks import PAIRS, QBI, Imprint, TrapWeights, mount
 from qbi.carrier import flat
 from qbi.data.images import normalised
 from qbi.data.photos import synthetic_photos
-from qbi.detection import inspect_parameters
+from qbi.detection import inspect_parameters, layer_dsnr, row_dsnr
+from qbi.detection.parameters import model_suspicion
+from qbi.experiments.calibration import Judged, crafted_models, roc
+from qbi.federation import client_step
+from qbi.federation.exposed import exposed_step
 from qbi.models import image_cnn
 from qbi.randomness import generator
 from test_cli import qbi
@@ -139,3 +143,62 @@ def test_hostile_checkpoints_are_refused(tmp_path):
         assert name in done.stderr
         assert "Traceback" not in done.stderr
         assert "executed" not in done.stdout + done.stderr
+
+
+def test_part_of_the_rows_with_zeros_between_is_still_seen(photos):
+    """Where channels carry the sample in pairs, crafted rows are padded with zeros."""
+    base = nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(2048, 128), nn.ReLU(), nn.Linear(128, 10)
+    )
+    for judged in crafted_models(photos, base, "wide CNN", 0):
+        assert judged.strength > 1, judged
+
+
+def test_the_strength_says_what_is_reported(photos):
+    torch.manual_seed(0)
+    model = image_cnn(photos.shape, 60)
+    for sent in (model, mount(model, QBI(20), normalised(photos, slice(0, 2)), generator(0)).model):
+        state = sent.state_dict()
+        assert (Judged("", "", model_suspicion(state)).strength > 1) == bool(inspect_parameters(state))
+
+
+def test_roc_goes_from_nothing_to_everything():
+    points = roc([0.1, 0.2, 0.3, 0.9], [0.5, 0.8, 1.5])
+    assert points[0] == (0.0, 0.0)
+    assert points[-1] == (1.0, 1.0)
+    assert (0.0, 1 / 3) in points
+    assert (0.25, 1.0) in points
+    assert points == sorted(points)
+
+
+def test_dsnr_is_that_of_single_samples():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(30, 40), nn.ReLU(), nn.Linear(40, 5))
+    x, y = torch.randn(9, 30), torch.arange(9) % 5
+    exposure = exposed_step(model, x, y, layers=["0"]).exposures[0]
+    each = torch.stack(
+        [client_step(model, x[i : i + 1], y[i : i + 1]).gradients["0.weight"].double() for i in range(9)]
+    )
+
+    def expected(norms):
+        return max(float(n / (norms.square().sum() - n.square()).clamp_min(0).sqrt()) for n in norms)
+
+    assert layer_dsnr(exposure) == pytest.approx(expected(each.flatten(1).norm(dim=1)), rel=1e-4)
+    alone = (each.norm(dim=2) > 0).sum(0)
+    for row, found in enumerate(row_dsnr(exposure).tolist()):
+        if alone[row] == 0:
+            assert found == 0
+        elif alone[row] == 1:
+            assert found == float("inf")
+        else:
+            assert found == pytest.approx(expected(each[:, row].norm(dim=1)), rel=1e-3)
+
+
+def test_dsnr_tells_a_crafted_step_from_a_benign_one(photos):
+    torch.manual_seed(0)
+    x, y = flat(normalised(photos, slice(0, 40))), photos.labels[:40]
+    model = nn.Sequential(nn.Linear(768, 100), nn.ReLU(), nn.Linear(100, 10))
+    crafted = mount(model, QBI(40), x[:2], generator(0)).model
+    benign, leaking = (exposed_step(m, x, y, layers=["0"]).exposures[0] for m in (model, crafted))
+    assert row_dsnr(leaking).isinf().any()
+    assert not row_dsnr(benign).isinf().any()

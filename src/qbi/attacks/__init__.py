@@ -2,9 +2,10 @@
 
 from qbi.attacks.base import Attack
 from qbi.attacks.imprint import Imprint
+from qbi.attacks.mirrored import Mirrored
 from qbi.attacks.mount import Mounted, mount
 from qbi.attacks.pairs import PAIRS, SampleSource
 from qbi.attacks.qbi import QBI
 from qbi.attacks.trap_weights import TrapWeights
 
-__all__ = ["PAIRS", "QBI", "Attack", "Imprint", "Mounted", "SampleSource", "TrapWeights", "mount"]
+__all__ = ["PAIRS", "QBI", "Attack", "Imprint", "Mirrored", "Mounted", "SampleSource", "TrapWeights", "mount"]

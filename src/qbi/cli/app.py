@@ -3,7 +3,7 @@
 import typer
 
 from qbi import __version__
-from qbi.cli import audit, bench, compare, data, inspect, predict, reproduce
+from qbi.cli import audit, bench, calibrate, compare, data, inspect, predict, reproduce
 
 app = typer.Typer(
     name="qbi",
@@ -19,6 +19,7 @@ app.command("reproduce")(reproduce.reproduce)
 app.command("compare")(compare.compare)
 app.command("data")(data.data)
 app.command("inspect")(inspect.inspect)
+app.command("calibrate")(calibrate.calibrate)
 app.command("bench")(bench.bench)
 
 

@@ -2,7 +2,7 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from rich.table import Table
@@ -18,9 +18,15 @@ def compare(
     batch_sizes: Annotated[str, typer.Option(help="Comma-separated.")] = "20,64",
     neurons: Annotated[int, typer.Option(min=2, help="Neurons of the attacked layer.")] = 200,
     batches: Annotated[int, typer.Option(min=1, help="Batches a pair is averaged over.")] = 3,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds on the same batch, whose masks unite.")] = 1,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds on the same batch; masks unite, noise averages out.")] = 1,
     epochs: Annotated[int, typer.Option(min=0, help="Epochs of training for the accuracy; 0 leaves it out.")] = 0,
+    trainings: Annotated[int, typer.Option(min=1, help="Trainings the accuracy is averaged over.")] = 1,
+    optimiser: Annotated[Literal["adam", "sgd"], typer.Option(help="Of the training.")] = "adam",
+    learning_rate: Annotated[float, typer.Option(help="Of the training.")] = 1e-3,
+    gain: Annotated[float | None, typer.Option(help="Scale crafted rows jointly by this.")] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Processes; the result does not depend on them.")] = 1,
     data: Annotated[str, typer.Option(help="'photos' (built in), a folder of images, or CIFAR-10.")] = "photos",
+    size: Annotated[int, typer.Option(min=4, help="Side of the images in pixels, where they are scaled.")] = 32,
     out: Annotated[Path, typer.Option(help="Folder for the heat map, the table and the JSON.")] = Path("out/compare"),
     seed: Seed = 0,
     json: Json = False,
@@ -31,13 +37,13 @@ def compare(
     """
     from qbi.data.open import open_images
     from qbi.experiments.matrix import ATTACKS, DEFENCES, Setting, run_matrix
-    from qbi.report.matrix import heat_map, to_markdown
+    from qbi.report.matrix import accuracy_cell, heat_map, to_markdown
 
     chosen_attacks = list(ATTACKS) if attacks == "all" else _names(attacks)
     chosen_defences = list(DEFENCES) if defences == "all" else _names(defences)
     sizes = _numbers(batch_sizes)
-    setting = Setting(neurons=neurons, batches=batches, rounds=rounds, epochs=epochs, seed=seed)
-    images = open_images(data, size=32, count=max(sizes) + neurons + 400, seed=seed)
+    setting = Setting(neurons, batches, rounds, epochs, trainings, optimiser, learning_rate, gain, seed)
+    images = open_images(data, size=size, count=max(sizes) + neurons + 400, seed=seed)
     with progress_bar("comparing") as bar:
         outcomes, accuracy = run_matrix(
             images,
@@ -45,10 +51,11 @@ def compare(
             chosen_defences,
             sizes,
             setting,
-            lambda done, total: bar.update(bar.task_ids[0], completed=done, total=total),
+            jobs=jobs,
+            progress=lambda done, total: bar.update(bar.task_ids[0], completed=done, total=total),
         )
     rows = [asdict(outcome) | {"recall": dict(outcome.recall)} for outcome in outcomes]
-    costs = [{"defence": d, "batch_size": b, "accuracy": value} for (d, b), value in accuracy.items()]
+    costs = [{"defence": d, "batch_size": b, "accuracies": values} for (d, b), values in accuracy.items()]
     document = to_json({"data": images.name, "setting": asdict(setting), "outcomes": rows, "accuracy": costs})
     write_atomically(out / "compare.json", document)
     write_atomically(out / "compare.md", to_markdown(rows, costs))
@@ -63,11 +70,11 @@ def compare(
         for defence in chosen_defences:
             mine = [o for o in outcomes if (o.batch_size, o.defence) == (size, defence)]
             cells = [f"{100 * o.recall['psnr>60']:.0f} ({100 * o.recall['psnr>19']:.0f})" for o in mine]
-            right = accuracy.get((defence, size))
-            shown = "–" if right is None else f"{100 * right:.1f}"
+            shown = accuracy_cell(accuracy.get((defence, size), []))
             table.add_row(str(size), defence, *cells, f"{1e3 * max(o.seconds for o in mine):.1f}", shown)
     console.print(table)
-    console.print("All defences here are heuristic: a measurement, no proof.")
+    formal = sorted({o.defence for o in outcomes if o.kind == "formal"})
+    console.print(f"Formal: {', '.join(formal) or 'none of these'}; the others are heuristic: a measurement, no proof.")
     console.print(f"Heat map, table and JSON: {out}")
 
 

@@ -1,23 +1,29 @@
 """What a client can do to its update before it leaves."""
 
 from qbi.defences.aggp import AGGP, keep_share, prune_rows, prune_rows_in_place
-from qbi.defences.base import Chain, Defence, chain
+from qbi.defences.base import Chain, Defence, StepDefence, chain, protected_step
 from qbi.defences.guard import LeakGuard
-from qbi.defences.rules import DropClose, DropDominated, DropSparse, Noise, Pruning, Sparsify
+from qbi.defences.private import DPSGD, Guarantee
+from qbi.defences.rules import DropClose, DropDominated, DropSparse, Noise, NoisyRows, Pruning, Sparsify
 
 __all__ = [
     "AGGP",
+    "DPSGD",
     "Chain",
     "Defence",
     "DropClose",
     "DropDominated",
     "DropSparse",
+    "Guarantee",
     "LeakGuard",
     "Noise",
+    "NoisyRows",
     "Pruning",
     "Sparsify",
+    "StepDefence",
     "chain",
     "keep_share",
+    "protected_step",
     "prune_rows",
     "prune_rows_in_place",
 ]

@@ -1,14 +1,15 @@
 """What every defence is: a map from a client's step to a client's step; what is sent is its update."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol, runtime_checkable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from qbi.exposure import Exposure
-from qbi.federation.exposed import ClientStep
+from qbi.federation.client import Loss, default_loss
+from qbi.federation.exposed import ClientStep, exposed_step
 
 Kind = Literal["formal", "heuristic"]
 
@@ -30,6 +31,52 @@ class Defence(Protocol):
     def apply(self, step: ClientStep, generator: torch.Generator) -> ClientStep:
         """The step to send instead; the given one is not changed."""
         ...
+
+
+@runtime_checkable
+class StepDefence(Protocol):
+    """Changes the step itself, since it needs what an update no longer holds, such as each sample's own gradient."""
+
+    @property
+    def name(self) -> str:
+        """How tables call it."""
+        ...
+
+    @property
+    def kind(self) -> Kind:
+        """Formal or heuristic."""
+        ...
+
+    def take(
+        self,
+        model: nn.Module,
+        inputs: Tensor,
+        targets: Tensor,
+        generator: torch.Generator,
+        *,
+        layers: Sequence[str] | None = None,
+        loss: Loss = default_loss,
+        seed: int = 0,
+    ) -> ClientStep:
+        """A protected client step."""
+        ...
+
+
+def protected_step(
+    defence: Defence | StepDefence,
+    model: nn.Module,
+    inputs: Tensor,
+    targets: Tensor,
+    generator: torch.Generator,
+    *,
+    layers: Sequence[str] | None = None,
+    loss: Loss = default_loss,
+    seed: int = 0,
+) -> ClientStep:
+    """A client's step with either kind of defence on."""
+    if isinstance(defence, StepDefence):
+        return defence.take(model, inputs, targets, generator, layers=layers, loss=loss, seed=seed)
+    return defence.apply(exposed_step(model, inputs, targets, layers=layers, loss=loss, seed=seed), generator)
 
 
 @dataclass(frozen=True)

@@ -121,6 +121,44 @@ class DropClose(RowRule):
 
 
 @dataclass(frozen=True)
+class NoisyRows:
+    """Gaussian noise of `relative` times each row's own size, weight and bias, on every row of exposed layers.
+
+    Ours. A rule that looks at rows, or at pairs of them, leaves combinations of more rows uncovered; noise in every row
+    covers them all, and its size follows the row: no row is so large or so small that a server could read around it.
+    Rows that no sample reaches stay zero. 0 adds none. No guarantee: it averages out over rounds on the same batch.
+    """
+
+    relative: float = 3.0
+    kind: Kind = "heuristic"
+
+    def __post_init__(self) -> None:
+        if not self.relative >= 0:
+            raise BadValue(f"noisy rows: level is {self.relative}; it must not be negative.")
+
+    @property
+    def name(self) -> str:
+        """With its parameter."""
+        return f"row noise {self.relative:g}"
+
+    def apply(self, step: ClientStep, generator: torch.Generator) -> ClientStep:
+        """Add the noise."""
+
+        def noise(like: Tensor) -> Tensor:
+            return torch.randn(like.shape, generator=generator, device=generator.device).to(like)
+
+        def change(exposure: Exposure, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ARG001
+            if not self.relative:
+                return weight, bias
+            size = self.relative * weight.square().mean(1).sqrt()
+            # The bias entry is one of M + 1: hidden like the others, and never less than its own size asks for.
+            own = torch.maximum(size, self.relative * bias.abs())
+            return weight + size[:, None] * noise(weight), bias + own * noise(bias)
+
+        return change_rows(step, change)
+
+
+@dataclass(frozen=True)
 class Sparsify:
     """Keep the `share` largest entries of every gradient; 1 keeps all."""
 

@@ -6,19 +6,16 @@
 - *Identity kernels*: a convolution filter whose weight sits in one tap carries its input (transmit-SNR infinite).
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
-BIAS_BOUND = -1.0
-"""A score below this lets at most one standard normal direction in six pass; see `docs/detection.md`."""
+BOUNDS = {"negative bias": 1.0, "mirrored halves": 2.5, "parallel rows": 3.0, "identity kernels": 2.0}
+"""Suspicion above which a row is reported, by detector; how they were chosen is told in `docs/detection.md`."""
 
-MIRROR_BOUND = 1e-3
-PARALLEL_BOUND = 1 - 1e-6
-TRANSMIT_BOUND = 1e4
 FEWEST_ROWS = 3
 """Fewer suspicious rows than this, in layers of at least ten times as many, are not reported."""
 
@@ -43,22 +40,49 @@ class Sign:
 def inspect_parameters(state: Mapping[str, Tensor]) -> list[Sign]:
     """Run every detector on every layer of a state dictionary."""
     signs = []
+    for layer, found in _scores(state):
+        for detector, scores in found.items():
+            suspicious = suspicion(detector, scores) > BOUNDS[detector]
+            if int(suspicious.sum()) >= _fewest(len(scores)):
+                rows = tuple(suspicious.nonzero()[:, 0].tolist())
+                signs.append(Sign(layer, detector, rows, len(scores), _strongest(detector, scores)))
+    return signs
+
+
+def model_suspicion(state: Mapping[str, Tensor]) -> dict[str, float]:
+    """How suspicious a model is to each detector: the suspicion that as many rows reach as a report needs.
+
+    A detector reports the model where this exceeds its bound.
+    """
+    worst = dict.fromkeys(BOUNDS, -torch.inf)
+    for _, found in _scores(state):
+        for detector, scores in found.items():
+            reached = suspicion(detector, scores).topk(_fewest(len(scores))).values[-1]
+            worst[detector] = max(worst[detector], float(reached))
+    return worst
+
+
+def suspicion(detector: str, scores: Tensor) -> Tensor:
+    """A detector's score on a scale on which more is more suspicious."""
+    if detector == "negative bias":
+        return -scores
+    if detector == "mirrored halves":
+        return -scores.clamp_min(1e-12).log10()
+    if detector == "parallel rows":
+        return -(1 - scores).clamp_min(1e-12).log10()
+    return scores.clamp(1e-12, 1e12).log10()
+
+
+def _scores(state: Mapping[str, Tensor]) -> Iterator[tuple[str, dict[str, Tensor]]]:
     for name, weight in state.items():
         if not name.endswith("weight") or not weight.is_floating_point():
             continue
         layer = name.removesuffix(".weight") if name != "weight" else ""
         bias = state.get(f"{layer}.bias" if layer else "bias")
         if weight.dim() == 2:
-            found = _linear_signs(weight.float(), None if bias is None else bias.float())
+            yield layer or "model", _linear_signs(weight.float(), None if bias is None else bias.float())
         elif weight.dim() in (3, 4, 5):
-            found = {"identity kernels": transmit_scores(weight.float())}
-        else:
-            continue
-        for detector, (suspicious, scores) in _judged(found).items():
-            if _enough(suspicious):
-                rows = tuple(suspicious.nonzero()[:, 0].tolist())
-                signs.append(Sign(layer or "model", detector, rows, len(weight), _strongest(detector, scores)))
-    return signs
+            yield layer or "model", {"identity kernels": transmit_scores(weight.float())}
 
 
 def _linear_signs(weight: Float[Tensor, "n m"], bias: Tensor | None) -> dict[str, Tensor]:
@@ -72,24 +96,13 @@ def _linear_signs(weight: Float[Tensor, "n m"], bias: Tensor | None) -> dict[str
     return found
 
 
-def _judged(found: dict[str, Tensor]) -> dict[str, tuple[Bool[Tensor, " n"], Tensor]]:
-    rules = {
-        "negative bias": lambda s: s < BIAS_BOUND,
-        "mirrored halves": lambda s: s < MIRROR_BOUND,
-        "parallel rows": lambda s: s > PARALLEL_BOUND,
-        "identity kernels": lambda s: s > TRANSMIT_BOUND,
-    }
-    return {name: (rules[name](scores), scores) for name, scores in found.items()}
-
-
 def _strongest(detector: str, scores: Tensor) -> float:
     low = detector in ("negative bias", "mirrored halves")
     return float(scores.min() if low else scores.clamp_max(1e30).max())
 
 
-def _enough(suspicious: Bool[Tensor, " n"]) -> bool:
-    count, total = int(suspicious.sum()), len(suspicious)
-    return count >= min(FEWEST_ROWS, max(1, total // 10))
+def _fewest(total: int) -> int:
+    return min(FEWEST_ROWS, max(1, total // 10))
 
 
 def bias_scores(weight: Float[Tensor, "n m"], bias: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
@@ -102,11 +115,12 @@ def mirror_scores(weight: Float[Tensor, "n m"]) -> Float[Tensor, " n"]:
     """How far the sorted positive half is from a multiple of the sorted negative half; 0 for trap weights."""
     ordered = weight.sort(1).values
     half = weight.shape[1] // 2
-    # Both halves by ascending magnitude; an odd row's middle entry stands in neither.
+    # Both halves by ascending magnitude, zeros first; an odd row's middle entry stands in neither.
     n, p = -ordered[:, :half].flip(1), ordered[:, -half:]
     ratio = (n * p).sum(1) / n.square().sum(1).clamp_min(1e-30)
     away = (p - ratio[:, None] * n).norm(dim=1) / p.norm(dim=1).clamp_min(1e-30)
-    return torch.where((ordered[:, half - 1] < 0) & (ordered[:, -half] > 0), away, 1.0)
+    below, above = (ordered < 0).sum(1), (ordered > 0).sum(1)
+    return torch.where(((below - above).abs() <= 1) & (below > 1), away, 1.0)
 
 
 def parallel_scores(weight: Float[Tensor, "n m"]) -> Float[Tensor, " n"]:

@@ -4,6 +4,8 @@ import io
 from collections.abc import Sequence
 from typing import Any
 
+from qbi.metrics import mean_interval
+
 Row = dict[str, Any]
 
 
@@ -25,13 +27,21 @@ def to_markdown(rows: Sequence[Row], accuracy: Sequence[Row]) -> str:
                 for a in attacks
             ]
             exposed = max(row["exposed"] for row in mine.values())
-            right = next(
-                (a["accuracy"] for a in accuracy if (a["defence"], a["batch_size"]) == (defence, batch_size)), None
-            )
-            shown = "–" if right is None else f"{100 * right:.1f}"
+            right = [a["accuracies"] for a in accuracy if (a["defence"], a["batch_size"]) == (defence, batch_size)]
+            shown = accuracy_cell(right[0] if right else [])
             parts.append(f"| {defence} | " + " | ".join(cells) + f" | {100 * exposed:.1f} % | {shown} |")
         parts.append("")
     return "\n".join(parts)
+
+
+def accuracy_cell(accuracies: Sequence[float]) -> str:
+    """Mean accuracy in percent, with its 95 % interval where there are several trainings."""
+    if not accuracies:
+        return "–"
+    if len(accuracies) == 1:
+        return f"{100 * accuracies[0]:.1f}"
+    found = mean_interval(accuracies)
+    return f"{100 * found.mean:.1f} ± {100 * found.half_width:.1f}"
 
 
 def heat_map(rows: Sequence[Row]) -> bytes:

@@ -1,0 +1,62 @@
+"""`qbi calibrate`: how sure `qbi inspect` is."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from qbi.cli.common import Device, Json, checked_device, console, progress_bar
+from qbi.files import to_json, write_atomically
+
+
+def calibrate(
+    data: Annotated[str, typer.Option(help="'photos' (built in), a folder of images, or CIFAR-10.")] = "photos",
+    seeds: Annotated[int, typer.Option(min=1, help="Trainings of each architecture with each optimiser.")] = 1,
+    epochs: Annotated[int, typer.Option(min=1, help="Longest training.")] = 10,
+    images: Annotated[int, typer.Option(min=128, help="Images to train on, where they are painted.")] = 1000,
+    size: Annotated[int, typer.Option(min=8, help="Side of the images in pixels, where they are scaled.")] = 32,
+    out: Annotated[Path, typer.Option(help="Folder for the picture and the JSON.")] = Path("out/calibrate"),
+    device: Device = "cpu",
+    json: Json = False,
+) -> None:
+    """Train benign models, craft malicious ones, and count how many of each `qbi inspect` reports.
+
+    [bold]Example:[/bold] qbi calibrate --data cifar-10-python.tar.gz --seeds 4 --device cuda
+    """
+    from qbi.data.open import open_images
+    from qbi.experiments.calibration import calibrate as run
+    from qbi.report.roc import roc_picture
+
+    photos = open_images(data, size=size, count=images, seed=0)
+    with progress_bar("models trained") as bar:
+        found = run(
+            photos,
+            seeds,
+            epochs,
+            checked_device(device),
+            lambda done, total: bar.update(bar.task_ids[0], completed=done, total=total),
+        )
+    document = to_json(
+        {
+            "data": photos.name,
+            "bounds": dict(found.bounds),
+            "false_positive_rate": found.false_positive_rate,
+            "found": found.found,
+            "benign": [asdict(m) | {"suspicion": dict(m.suspicion)} for m in found.benign],
+            "crafted": [asdict(m) | {"suspicion": dict(m.suspicion)} for m in found.crafted],
+        }
+    )
+    write_atomically(out / "calibrate.json", document)
+    picture = roc_picture(found.curves(), [m.strength for m in found.benign], [m.strength for m in found.crafted])
+    write_atomically(out / "roc.png", picture)
+    if json:
+        typer.echo(document, nl=False)
+        return
+    console.print(
+        f"{len(found.benign)} benign models, {100 * found.false_positive_rate:.1f} % reported; "
+        f"{len(found.crafted)} crafted models, {100 * found.found:.1f} % found."
+    )
+    for model in [m for m in found.benign if m.strength > 1] + [m for m in found.crafted if m.strength <= 1]:
+        console.print(f"  wrong: {model.family}, {model.variant}: {model.strength:.2f}")
+    console.print(f"ROC: {out / 'roc.png'}   JSON: {out / 'calibrate.json'}")
