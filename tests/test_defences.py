@@ -1,5 +1,7 @@
 """One contract for all defences, AGGP to the letter, the guard's count against what extraction reads."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -11,6 +13,7 @@ from qbi.attacks import PAIRS, QBI, Imprint, TrapWeights, mount
 from qbi.attacks.imprint import equalise_head, read_differences
 from qbi.carrier import flat
 from qbi.data.images import normalised, unit_pixels
+from qbi.data.photos import synthetic_photos
 from qbi.defences import (
     AGGP,
     DropClose,
@@ -18,14 +21,17 @@ from qbi.defences import (
     DropSparse,
     LeakGuard,
     Noise,
+    NoisyRows,
     Pruning,
     Sparsify,
     chain,
     keep_share,
     prune_rows,
 )
+from qbi.defences.aggp import _prune_on_accelerator, kept_entries
 from qbi.defences.guard import LeakRefused
 from qbi.errors import BadValue, CannotMount
+from qbi.experiments.matrix import Setting, judge, run_matrix
 from qbi.exposure import count_leaks
 from qbi.extraction import read_rows
 from qbi.federation.exposed import exposed_step
@@ -54,6 +60,7 @@ DEFENCES = {
     "close": DropClose(4),
     "sparsify": Sparsify(0.1),
     "noise": Noise(1.0),
+    "row noise": NoisyRows(3.0),
     "chain": chain(DropSparse(2), Noise(0.5)),
 }
 OFF = {
@@ -63,6 +70,7 @@ OFF = {
     "close": DropClose(0),
     "sparsify": Sparsify(1.0),
     "noise": Noise(0.0),
+    "row noise": NoisyRows(0.0),
     "aggp": Pruning(AGGP(lowest=1.0, highest=1.0, random_part=1.0)),
 }
 
@@ -91,7 +99,7 @@ def test_switched_off_it_changes_nothing(defence):
     assert all(torch.equal(g, after[n]) for n, g in step.update.gradients.items())
 
 
-@pytest.mark.parametrize("name", ["aggp", "aggp without bias", "sparse", "dominated", "close", "noise"])
+@pytest.mark.parametrize("name", ["aggp", "aggp without bias", "sparse", "dominated", "close", "noise", "row noise"])
 def test_single_rows_give_nothing_away_any_more(name):
     x, _, step = attacked_step()
     read = lambda s: read_rows(s.update.gradients["0.weight"], s.update.gradients["0.bias"]).samples  # noqa: E731
@@ -227,6 +235,51 @@ def test_imprint_passes_aggp_at_large_batches_and_not_our_rule(cifar):
     assert ours == 0
 
 
+def test_mirrored_rows_pass_aggp_and_not_row_noise(cifar):
+    """(w, b) fires for one sample, (−w, −b) for all others: no row with few samples, and yet the one is read."""
+    setting = Setting(neurons=200, batches=2)
+    plain, pruned, noisy = (judge(cifar, "mirrored", d, 20, setting) for d in ("none", "aggp", "row-noise-3"))
+    assert plain.recall["psnr>60"] > 0.6
+    assert pruned.recall["psnr>60"] > 0.4
+    assert noisy.recall["psnr>60"] == 0
+    assert noisy.recall["psnr>19"] < 0.1
+
+
+def test_repeated_rounds_unite_masks_and_average_noise(cifar):
+    once, often = (judge(cifar, "qbi", "row-noise-1", 20, Setting(batches=1, rounds=r)) for r in (1, 16))
+    assert once.recall["psnr>19"] < 0.2 < often.recall["psnr>19"]
+    once, often = (judge(cifar, "qbi", "aggp", 20, Setting(batches=1, rounds=r)) for r in (1, 16))
+    assert once.exposed < often.exposed < 0.05
+    assert often.recall["psnr>60"] == 0
+
+
+def test_the_matrix_does_not_depend_on_the_number_of_jobs():
+    photos = synthetic_photos(200, 8, seed=0)
+    setting = Setting(neurons=40, batches=1, epochs=1, trainings=2)
+    one, two = (
+        run_matrix(photos, ["qbi", "mirrored"], ["none", "row-noise-3"], [10], setting, jobs=jobs) for jobs in (1, 2)
+    )
+    assert one[1] == two[1]
+    assert len(one[1]["none", 10]) == 2
+    assert [replace(o, seconds=0.0) for o in one[0]] == [replace(o, seconds=0.0) for o in two[0]]
+
+
+def test_the_accelerators_pruning_is_the_same_rule():
+    draws = generator(0, "accelerator")
+    gradient = torch.randn(80, 300, generator=draws)
+    counts = torch.randint(0, 20, (80,), generator=draws)
+    pruned = gradient.clone()
+    _prune_on_accelerator(pruned, counts, 0, AGGP())
+    for row, count in enumerate(counts.tolist()):
+        kept = pruned[row].nonzero()[:, 0]
+        if 0 < count < 16:
+            assert len(kept) == kept_entries(count, 300, AGGP())
+            largest = gradient[row].abs().topk(int(keep_share(count, AGGP()) * 300)).indices
+            assert set(kept.tolist()) <= set(largest.tolist())
+        else:
+            assert torch.equal(pruned[row], gradient[row])
+
+
 def test_imprint_needs_a_head_to_make_equal():
     x = torch.randn(4, FEATURES)
     model = nn.Sequential(nn.Linear(FEATURES, 5), nn.ReLU())
@@ -279,7 +332,7 @@ def test_the_guard_reports_and_leaves_gradients_alone():
     assert "samples readable" in str(guard.report)
 
 
-@pytest.mark.parametrize("policy", ["aggp", "drop", "skip"])
+@pytest.mark.parametrize("policy", ["noise", "aggp", "drop", "skip"])
 def test_the_guard_protects(policy):
     x, model, _, _ = guarded(policy)
     if policy == "skip":

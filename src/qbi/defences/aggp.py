@@ -121,7 +121,7 @@ def _quotas(settings: AGGP, features: int, device: str) -> tuple[Tensor, Tensor]
 
 
 def _prune_on_accelerator(gradient: Tensor, counts: Tensor, seed: int, settings: AGGP) -> None:
-    """Sort the few pruned rows whole: one transfer to the host a call, whatever the counts."""
+    """Sort the few pruned rows whole, once by size and once by lot: one transfer to the host a call, whatever the counts."""
     chosen = ((counts > 0) & (counts < settings.cutoff)).nonzero()[:, 0]
     if len(chosen) == 0:
         return
@@ -129,11 +129,18 @@ def _prune_on_accelerator(gradient: Tensor, counts: Tensor, seed: int, settings:
     largest, kept = _quotas(settings, features, str(gradient.device))
     draws = torch.Generator(gradient.device).manual_seed(seed)
     for rows in chosen.split(max(1, SORTED_AT_A_TIME // features)):
-        values = gradient[rows]
-        rank = values.abs().argsort(1, descending=True).argsort(1)
-        tickets = torch.rand(values.shape, generator=draws, device=values.device)
-        tickets.masked_fill_(rank >= largest[counts[rows], None], 2.0)
-        gradient[rows] = values * (tickets.argsort(1).argsort(1) < kept[counts[rows], None])
+        values, count = gradient[rows], counts[rows, None]
+        sizes = values.abs()
+        # Equal entries at the bound all count as large, as on the CPU.
+        bound = _last(sizes, largest[count], descending=True)
+        tickets = torch.rand(values.shape, generator=draws, device=values.device).masked_fill_(sizes < bound, 2.0)
+        gradient[rows] = values * (tickets <= _last(tickets, kept[count], descending=False))
+
+
+def _last(values: Tensor, places: Tensor, *, descending: bool) -> Tensor:
+    """The value at the given place of each sorted row; where the place is 0, one that no entry reaches."""
+    ordered = values.sort(1, descending=descending).values.gather(1, (places - 1).clamp_min(0))
+    return torch.where(places > 0, ordered, torch.inf if descending else -torch.inf)
 
 
 def _winners(magnitudes: np.ndarray, largest: int, kept: int, draws: np.random.Generator) -> np.ndarray:

@@ -1,6 +1,6 @@
 """A guard around a training step: it counts exactly which samples a server could read, and acts before they leave.
 
-    guard = LeakGuard(model, policy="drop")
+    guard = LeakGuard(model, policy="noise")
     with guard:
         loss = criterion(model(x), y)
         loss.backward()
@@ -20,12 +20,16 @@ import torch
 from torch import nn
 
 from qbi.defences.aggp import AGGP, prune_rows_in_place
+from qbi.defences.rules import noisy_rows
 from qbi.errors import BadValue, QbiError
 from qbi.exposure import Exposure, Leak, count_leaks
 from qbi.federation.exposed import Watch, vulnerable_layers
 
-Policy = Literal["report", "aggp", "drop", "skip", "refuse"]
-POLICIES: tuple[Policy, ...] = ("report", "aggp", "drop", "skip", "refuse")
+Policy = Literal["report", "noise", "aggp", "drop", "skip", "refuse"]
+POLICIES: tuple[Policy, ...] = ("report", "noise", "aggp", "drop", "skip", "refuse")
+
+NOISE = 3.0
+"""Noise of the policy `noise`, in units of a row's size: see `docs/defences.md`."""
 
 log = logging.getLogger("qbi.guard")
 
@@ -57,7 +61,7 @@ class GuardReport:
 class LeakGuard:
     """Watches linear layers with a bias during forward and backward passes and protects their gradients.
 
-    Policies: `report` counts only; `aggp` prunes rows as the paper does; `drop` zeroes every row, weight and bias, in
+    Policies: `report` counts only; `noise` hides every row behind noise of three times its size; `aggp` prunes rows as the paper does; `drop` zeroes every row, weight and bias, in
     which fewer than `fewest` samples stand; `skip` clears all gradients of a leaking step; `refuse` raises on one.
     Several backward passes inside one `with` block are one step (gradient accumulation). Scaled losses are fine: the
     shares of a row only matter relative to each other.
@@ -121,7 +125,7 @@ class LeakGuard:
         leaks = tuple(count_leaks(exposure) for exposure in exposures)
         leaking = any(leak.count for leak in leaks)
         changed = 0
-        if self.policy in ("aggp", "drop"):
+        if self.policy in ("noise", "aggp", "drop"):
             changed = sum(self._protect(exposure) for exposure in exposures)
         elif self.policy == "skip" and leaking:
             self._clear()
@@ -139,6 +143,11 @@ class LeakGuard:
         if self.policy == "aggp":
             prune_rows_in_place(layer.weight.grad, counts, self.generator, self.settings)
             return int(((counts > 0) & (counts < self.settings.cutoff)).sum())
+        if self.policy == "noise":
+            assert layer.bias.grad is not None
+            noisy = noisy_rows(layer.weight.grad, layer.bias.grad, NOISE, self.generator)
+            layer.weight.grad, layer.bias.grad = noisy
+            return int((counts > 0).sum())
         unsafe = (counts > 0) & (counts < self.fewest)
         layer.weight.grad[unsafe] = 0
         if layer.bias.grad is not None:

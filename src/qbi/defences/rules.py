@@ -144,18 +144,24 @@ class NoisyRows:
     def apply(self, step: ClientStep, generator: torch.Generator) -> ClientStep:
         """Add the noise."""
 
-        def noise(like: Tensor) -> Tensor:
-            return torch.randn(like.shape, generator=generator, device=generator.device).to(like)
-
         def change(exposure: Exposure, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ARG001
-            if not self.relative:
-                return weight, bias
-            size = self.relative * weight.square().mean(1).sqrt()
-            # The bias entry is one of M + 1: hidden like the others, and never less than its own size asks for.
-            own = torch.maximum(size, self.relative * bias.abs())
-            return weight + size[:, None] * noise(weight), bias + own * noise(bias)
+            return noisy_rows(weight, bias, self.relative, generator)
 
         return change_rows(step, change)
+
+
+def noisy_rows(weight: Tensor, bias: Tensor, relative: float, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """A layer's gradients with noise of `relative` times each row's size."""
+    if not relative:
+        return weight, bias
+
+    def noise(like: Tensor) -> Tensor:
+        return torch.randn(like.shape, generator=generator, device=generator.device).to(like)
+
+    size = relative * weight.square().mean(1).sqrt()
+    # The bias entry is one of M + 1: hidden like the others, and never less than its own size asks for.
+    own = torch.maximum(size, relative * bias.abs())
+    return weight + size[:, None] * noise(weight), bias + own * noise(bias)
 
 
 @dataclass(frozen=True)
