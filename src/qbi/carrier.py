@@ -1,35 +1,56 @@
 """How a client's sample stands in the input of the attacked layer, after the layers before it.
 
-A prefix that was turned into the identity leaves the sample in the first features of the layer's input, possibly
-as two halves (positive and negative part, to pass a ReLU), shifted, or normalised. A `Carrier` records which, so
-that rows can be written for the sample and samples read back from the features.
+A prefix that was turned into the identity leaves every value of the sample in one of the layer's input features,
+possibly in two (positive and negative part, to pass a ReLU), shifted, scaled or normalised. A `Carrier` records which,
+so that rows can be written for the sample and samples read back from the features. Where the way loses something (pooling,
+dropout, too few channels), it says what, and the "sample" is what remains.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from qbi.records import CraftedRows
 
 
 @dataclass(frozen=True)
-class Shift:
-    """A constant was added, so that a ReLU lets everything pass."""
+class Affine:
+    """Known numbers stand on the sample: value = scale·sample + offset, one pair a value or one for all."""
 
-    value: float
+    scale: Tensor
+    offset: Tensor
 
 
 @dataclass(frozen=True)
 class Normalised:
-    """A normalisation layer acted on the sample; the name says which."""
+    """A normalisation layer acted on the sample; `channel` says which of its statistics each value met.
+
+    `positions` is the number of values behind one statistic in one sample; `offset` is what the layer was made to add.
+    """
 
     layer: str
+    channel: Int[Tensor, " m"]
+    positions: int = 1
+    offset: float = 0.0
 
 
-Step = Shift | Normalised
+Step = Affine | Normalised
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A layer at which something of the sample is lost, and what."""
+
+    layer: str
+    reason: str
+    approximate: bool = False
+    """Whether the values still come back, up to public statistics of the domain."""
+
+    def __str__(self) -> str:
+        return f"{self.layer} {self.reason}"
 
 
 @dataclass(frozen=True)
@@ -38,38 +59,78 @@ class Carrier:
 
     shape: tuple[int, ...]
     width: int
-    paired: bool = False
+    columns: Int[Tensor, " m"] | None = None
+    """The feature that holds each value; the first ones in order, if not given."""
+    negative: Int[Tensor, " m"] | None = None
+    """The feature that holds each value's negative part, where the sample comes in two halves."""
     steps: tuple[Step, ...] = ()
-    offset: float = 0.0
-    """The constant that stands on the sample's features when they reach the layer."""
     embedding: str | None = None
     """The embedding layer after which the sample begins, for text."""
+    losses: tuple[Loss, ...] = ()
+    places: Int[Tensor, "..."] | None = field(default=None, repr=False)
+    """Where each carried value stands in the client's flattened sample, one row a position; None if not known any more."""
+    tokens: int = 1
+    """How many vectors of one sample the layer sees one by one; 1 where it sees the sample whole."""
 
     @property
     def features(self) -> int:
-        """The number of values in one sample, M."""
-        return math.prod(self.shape)
+        """The number of values carried of one sample, M; of one position where the layer sees them one by one."""
+        return math.prod(self.shape) if self.columns is None else len(self.columns)
+
+    @property
+    def exact(self) -> bool:
+        """Whether nothing is lost on the way."""
+        return not self.losses
 
     def read(self, inputs: Float[Tensor, "k w"]) -> Float[Tensor, "k m"]:
-        """Take the sample out of the layer's input features; its steps are not undone here."""
-        sample = inputs[:, : self.features]
-        return sample - inputs[:, self.features : 2 * self.features] if self.paired else sample
+        """Pick the sample out of the layer's input features; its steps are not undone here."""
+        if self.columns is None:
+            return inputs[:, : self.features]
+        sample = inputs[:, self.columns.to(inputs.device)]
+        return sample if self.negative is None else sample - inputs[:, self.negative.to(inputs.device)]
+
+    @property
+    def standing(self) -> Affine:
+        """What stands on the sample when it reaches the layer, since it was last normalised."""
+        scale, offset, steps = torch.ones(1), torch.zeros(1), list(self.steps)
+        if steps and isinstance(last := steps[-1], Affine):
+            scale, offset = last.scale, last.offset
+            steps.pop()
+        if steps and isinstance(norm := steps[-1], Normalised):
+            offset = offset + scale * norm.offset
+        return Affine(scale, offset)
+
+    def arrived(self, inputs: Float[Tensor, "k w"]) -> Float[Tensor, "k m"]:
+        """What the rows see of the sample: the values with the numbers that stand on them taken off."""
+        values, known = self.read(inputs), self.standing
+        return (values - known.offset.to(values)) / known.scale.to(values)
 
     def spread(self, rows: CraftedRows) -> CraftedRows:
         """Write rows meant for the sample as rows of the layer: same pre-activations, whatever carries it."""
-        bias = rows.bias - self.offset * rows.weight.sum(1) if self.offset else rows.bias
-        if self.width == self.features:
-            return CraftedRows(weight=rows.weight, bias=bias)
-        weight = rows.weight.new_zeros(rows.weight.shape[0], self.width)
-        weight[:, : self.features] = rows.weight
-        if self.paired:
-            weight[:, self.features : 2 * self.features] = -rows.weight
-        return CraftedRows(weight=weight, bias=bias)
+        weight, bias, known = rows.weight, rows.bias, self.standing
+        if bool((known.scale != 1).any()):
+            weight = weight / known.scale.to(weight)
+        if bool((known.offset != 0).any()):
+            bias = bias - (weight * known.offset.to(weight)).sum(1)
+        if self.columns is None:
+            return CraftedRows(weight=weight, bias=bias)
+        out = weight.new_zeros(weight.shape[0], self.width)
+        out[:, self.columns.to(out.device)] = weight
+        if self.negative is not None:
+            out[:, self.negative.to(out.device)] = -weight
+        return CraftedRows(weight=out, bias=bias)
 
 
 def describe(steps: tuple[Step, ...]) -> str:
     """The steps in words, for reports."""
-    words = [f"shifted by {s.value:g}" if isinstance(s, Shift) else f"normalised by {s.layer}" for s in steps]
+    words = []
+    for step in steps:
+        if isinstance(step, Normalised):
+            words.append(f"normalised by {step.layer}" + (f" and shifted by {step.offset:g}" if step.offset else ""))
+        elif bool((step.scale == 1).all()) and step.offset.unique().numel() == 1:
+            words.append(f"shifted by {float(step.offset.flatten()[0]):g}")
+        else:
+            words.append("scaled and shifted by known numbers")
     return ", ".join(words) or "unchanged"
 
 

@@ -13,7 +13,7 @@ from jaxtyping import Float
 from scipy.special import ndtri
 from torch import Tensor, nn
 
-from qbi.attacks.mount import Mounted, linear_order
+from qbi.attacks.mount import Mounted
 from qbi.errors import CannotMount, require_positive
 from qbi.extraction.read import read_rows
 from qbi.records import Candidates, CraftedRows
@@ -43,10 +43,11 @@ class Imprint:
 
 def equalise_head(mounted: Mounted) -> None:
     """Give every neuron the same outgoing weights, in place, so that all rows back-propagate one coefficient a sample."""
-    layers = linear_order(mounted.model)
-    names = [name for name, _ in layers]
-    for _, layer in layers[names.index(mounted.layer) + 1 :]:
-        if isinstance(layer, nn.Linear):
+    target = mounted.target
+    linear = [(n, m) for n, m in mounted.model.named_modules() if isinstance(m, nn.Linear)]
+    names = [name for name, _ in linear]
+    for _, layer in linear[names.index(mounted.layer) + 1 :]:
+        if layer.in_features == target.out_features:
             with torch.no_grad():
                 layer.weight.copy_(layer.weight[:, :1].expand_as(layer.weight))
             return

@@ -8,9 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from qbi.attacks.base import Attack
-from qbi.attacks.passthrough import DEFAULT_SHIFT, NamedLayer, carry
 from qbi.carrier import Carrier
 from qbi.errors import BadValue, CannotMount
+from qbi.routing.carry import DEFAULT_SHIFT, carry_to
+from qbi.routing.graph import Inputs, Traced, as_inputs, trace
+from qbi.routing.targets import Target, targets
 
 
 @dataclass(frozen=True)
@@ -32,17 +34,19 @@ class Mounted:
 def mount(
     model: nn.Module,
     attack: Attack,
-    sample: Tensor,
+    sample: Tensor | Inputs,
     generator: torch.Generator,
     *,
     layer: str | None = None,
     gain: float | None = None,
     shift: float = DEFAULT_SHIFT,
+    strict: bool = True,
 ) -> Mounted:
     """Copy the model, carry the sample to a linear layer, and write the attack's rows into it.
 
-    `sample` is a small batch like the client's, used as a probe. Without `layer`, the first linear layer with a
-    ReLU behind it is attacked. The model must be an `nn.Sequential` (nested ones are followed).
+    `sample` is a small batch like the client's, used as a probe. Without `layer`, the first linear layer with a ReLU
+    behind it is attacked. With `strict` the layer must have a ReLU behind it and the whole sample must arrive; without,
+    what can be brought there is, and the carrier says what is lost.
 
     `gain` scales weights and bias together, which changes no sign and so nothing of the attack, but keeps the layers
     behind from saturating: a sample that the loss is certain of sends no gradient. The default 1/√M brings
@@ -50,15 +54,15 @@ def mount(
     """
     if gain is not None and not 0 < gain < math.inf:
         raise BadValue(f"mount: gain is {gain}; it must be positive and finite.")
-    if sample.is_floating_point() and not bool(torch.isfinite(sample).all()):
-        raise BadValue("mount: the sample has NaN or infinite values; clean the data first.")
+    for part in as_inputs(sample):
+        if part.is_floating_point() and not bool(torch.isfinite(part).all()):
+            raise BadValue("mount: the sample has NaN or infinite values; clean the data first.")
     crafted = copy.deepcopy(model).train()
-    layers = linear_order(crafted)
-    index = _find_target(layers, layer)
-    name, target = layers[index]
+    traced = trace(crafted, sample)
+    name = choose_target(traced, layer, strict=strict)
+    target = crafted.get_submodule(name)
     assert isinstance(target, nn.Linear)
-    _check_target(name, target, layers[index + 1 :])
-    carrier = carry(layers[:index], sample, shift=shift)
+    carrier = carry_to(crafted, name, sample, shift=shift, strict=strict, traced=traced)
     rows = carrier.spread(attack.rows(target.out_features, carrier.features, generator))
     scale = 1 / math.sqrt(carrier.features) if gain is None else gain
     with torch.no_grad():
@@ -67,42 +71,39 @@ def mount(
     return Mounted(model=crafted, layer=name, carrier=carrier)
 
 
-def linear_order(model: nn.Module, prefix: str = "") -> list[NamedLayer]:
-    """The layers of nested `nn.Sequential`s in the order in which data meet them."""
-    if not isinstance(model, nn.Sequential):
-        raise CannotMount(
-            f"{prefix or 'model'} ({type(model).__name__}) is not an nn.Sequential; the order of its layers is unknown."
-        )
-    layers: list[NamedLayer] = []
-    for name, child in model.named_children():
-        path = f"{prefix}.{name}" if prefix else name
-        layers += linear_order(child, path) if isinstance(child, nn.Sequential) else [(path, child)]
-    return layers
-
-
-def _find_target(layers: list[NamedLayer], wanted: str | None) -> int:
-    linear = [i for i, (_, layer) in enumerate(layers) if isinstance(layer, nn.Linear)]
+def choose_target(traced: Traced, wanted: str | None, *, strict: bool = True) -> str:
+    """The layer to attack: the named one, or the first linear layer with a ReLU behind it."""
+    known = targets(traced)
     if wanted is None:
-        rectified = [i for i in linear if i + 1 < len(layers) and isinstance(layers[i + 1][1], nn.ReLU)]
+        rectified = [t for t in known if t.rectified]
         if not rectified:
             raise CannotMount("model: no linear layer with a ReLU behind it; gradient sparsity needs one.")
         # Where no candidate has a bias, the first one gets to say so.
-        return next((i for i in rectified if layers[i][1].bias is not None), rectified[0])
-    names = [name for name, _ in layers]
-    if wanted not in names:
-        known = ", ".join(names[i] for i in linear) or "none"
-        raise CannotMount(f"model: it has no layer {wanted!r}. Its linear layers: {known}.")
-    index = names.index(wanted)
-    if index not in linear:
-        raise CannotMount(f"{wanted} ({type(layers[index][1]).__name__}) is not a linear layer.")
-    return index
+        chosen = next((t for t in rectified if t.has_bias), rectified[0])
+    else:
+        named = [t for t in known if t.name == wanted]
+        if not named:
+            _refuse_name(traced, wanted, known)
+        chosen = named[0]
+    _check_target(chosen, strict=strict)
+    return chosen.name
 
 
-def _check_target(name: str, target: nn.Linear, behind: list[NamedLayer]) -> None:
-    if target.bias is None:
-        raise CannotMount(f"{name} (Linear): bias is None; extraction divides by the bias gradient. Set bias=True.")
-    if not behind or not isinstance(behind[0][1], nn.ReLU):
-        what = type(behind[0][1]).__name__ if behind else "nothing"
+def _refuse_name(traced: Traced, wanted: str, known: list[Target]) -> None:
+    modules = dict(traced.model.named_modules())
+    if wanted in modules and not isinstance(modules[wanted], nn.Linear):
+        raise CannotMount(f"{wanted} ({type(modules[wanted]).__name__}) is not a linear layer.")
+    names = ", ".join(t.name for t in known) or "none"
+    raise CannotMount(f"model: it has no layer {wanted!r}. Its linear layers: {names}.")
+
+
+def _check_target(target: Target, *, strict: bool) -> None:
+    if not target.has_bias:
         raise CannotMount(
-            f"{name} (Linear): {what} follows instead of a ReLU; without one every sample reaches every row."
+            f"{target.name} (Linear): bias is None; extraction divides by the bias gradient. Set bias=True."
+        )
+    if strict and not target.rectified:
+        what = "nothing" if target.activation == "none" else target.activation
+        raise CannotMount(
+            f"{target.name} (Linear): {what} follows instead of a ReLU; without one every sample reaches every row."
         )

@@ -5,13 +5,13 @@ difference is the batch's own mean and variance, exactly. LayerNorm: each sample
 so public statistics of the domain stand in for them, and the result is close, not exact.
 """
 
-import math
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from qbi.carrier import Normalised
 from qbi.errors import CannotRead
 from qbi.records import Update
 
@@ -30,29 +30,30 @@ def undo(
     samples: Float[Tensor, "k m"],
     shape: tuple[int, ...],
     sent: nn.Module,
-    name: str,
+    step: Normalised,
     update: Update,
     public: PublicStatistics | None,
 ) -> Float[Tensor, "k m"]:
-    """Undo the named layer on samples of the given shape."""
+    """Undo one normalisation layer on samples of the given shape."""
+    name = step.layer
     layer = sent.get_submodule(name)
+    channel = step.channel.to(samples.device)
     if isinstance(layer, nn.LayerNorm):
         if public is None:
             raise CannotRead(f"{name} (LayerNorm): undoing it needs public statistics of the domain; give them.")
-        return undo_layer_norm(samples, shape, public, layer.weight, layer.bias)
+        return undo_layer_norm(samples, shape, public, _chosen(layer.weight, channel), _chosen(layer.bias, channel))
     if not isinstance(layer, BatchNorm):
         raise CannotRead(f"{name} ({type(layer).__name__}): this kind of normalisation cannot be undone.")
-    # One statistic a channel, or a feature where the layer normalises flattened samples.
-    channels = math.prod(shape) if layer.num_features == math.prod(shape) else shape[0]
-    positions = math.prod(shape) // channels
-    mean, variance = batch_statistics(layer, name, update, update.batch_size * positions)
-    scale = (variance[:channels] + layer.eps).sqrt()
-    values = samples.double().reshape(len(samples), channels, positions)
+    mean, variance = batch_statistics(layer, name, update, update.batch_size * step.positions)
+    values = samples.double()
     if layer.weight is not None:
-        gamma, beta = layer.weight.double()[:channels], layer.bias.double()[:channels]
-        values = (values - beta[:, None]) / gamma[:, None]
-    restored = mean[:channels, None] + values * scale[:, None]
-    return restored.reshape(samples.shape).to(samples.dtype).detach()
+        values = (values - layer.bias.double()[channel]) / layer.weight.double()[channel]
+    restored = mean[channel] + values * (variance + layer.eps).sqrt()[channel]
+    return restored.to(samples.dtype).detach()
+
+
+def _chosen(parameter: Tensor | None, channel: Tensor) -> Tensor | None:
+    return None if parameter is None else parameter.detach().flatten()[channel]
 
 
 def batch_statistics(layer: BatchNorm, name: str, update: Update, count: int) -> tuple[Tensor, Tensor]:
@@ -84,7 +85,7 @@ def undo_layer_norm(
     values = samples
     if gamma is not None:
         offset = torch.zeros_like(gamma) if beta is None else beta
-        values = (samples - offset.detach().flatten()) / gamma.detach().flatten()
+        values = (samples - offset) / gamma
     per_channel = values.reshape(len(samples), shape[0], -1)
     mean = torch.tensor(public.mean).to(per_channel)[:, None]
     std = torch.tensor(public.std).to(per_channel)[:, None]

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from qbi.carrier import Carrier, Normalised, Shift
+from qbi.carrier import Carrier, Normalised
 from qbi.errors import CannotRead
 from qbi.extraction.normalisation import PublicStatistics, undo
 from qbi.gram import gram
@@ -53,10 +53,10 @@ def extract(
         return found
     samples = found.samples
     for step in reversed(carrier.steps):
-        if isinstance(step, Shift):
-            samples = samples - step.value
-        elif isinstance(step, Normalised):
-            samples = undo(samples, carrier.shape, sent, step.layer, update, public)
+        if isinstance(step, Normalised):
+            samples = undo(samples, carrier.shape, sent, step, update, public)
+        else:
+            samples = (samples - step.offset.to(samples)) / step.scale.to(samples)
     return Candidates(samples=samples, rows=found.rows, support=found.support)
 
 
