@@ -69,6 +69,11 @@ class Carrier:
     losses: tuple[Loss, ...] = ()
     places: Int[Tensor, "..."] | None = field(default=None, repr=False)
     """Where each carried value stands in the client's flattened sample, one row a position; None if not known any more."""
+    centre: float = 0.0
+    spread_of_values: float = 1.0
+    """Public statistics of what arrives: rows are written for (value − centre)/spread. Reading does not need them."""
+    source: int = 0
+    """Which of the model's inputs the sample is."""
     tokens: int = 1
     """How many vectors of one sample the layer sees one by one; 1 where it sees the sample whole."""
 
@@ -98,7 +103,7 @@ class Carrier:
             steps.pop()
         if steps and isinstance(norm := steps[-1], Normalised):
             offset = offset + scale * norm.offset
-        return Affine(scale, offset)
+        return Affine(scale * self.spread_of_values, offset + scale * self.centre)
 
     def arrived(self, inputs: Float[Tensor, "k w"]) -> Float[Tensor, "k m"]:
         """What the rows see of the sample: the values with the numbers that stand on them taken off."""

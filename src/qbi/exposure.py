@@ -25,6 +25,8 @@ class Exposure:
     layer: str
     inputs: Float[Tensor, "b m"]
     shares: Float[Tensor, "n b"]
+    above: Bool[Tensor, "n b"] | None = None
+    """Which pre-activations lie above zero, where that was watched."""
 
     @property
     def active(self) -> Bool[Tensor, "n b"]:

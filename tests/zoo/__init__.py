@@ -41,7 +41,14 @@ def vgg(norm=True):
         return [nn.Conv2d(i, o, 3, padding=1), *([nn.BatchNorm2d(o)] if norm else []), nn.ReLU()]
 
     return nn.Sequential(
-        *block(3, 16), *block(16, 16), nn.MaxPool2d(2), *block(16, 32), nn.Flatten(), nn.Linear(32 * 64, 128), nn.ReLU(), nn.Linear(128, 10)
+        *block(3, 16),
+        *block(16, 16),
+        nn.MaxPool2d(2),
+        *block(16, 32),
+        nn.Flatten(),
+        nn.Linear(32 * 64, 128),
+        nn.ReLU(),
+        nn.Linear(128, 10),
     )
 
 
@@ -147,7 +154,15 @@ class EmbeddingMLP(nn.Module):
 
 
 def tabular():
-    return nn.Sequential(nn.BatchNorm1d(20), nn.Linear(20, 64), nn.ReLU(), nn.Dropout(0.2), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 3))
+    return nn.Sequential(
+        nn.BatchNorm1d(20),
+        nn.Linear(20, 64),
+        nn.ReLU(),
+        nn.Dropout(0.2),
+        nn.Linear(64, 32),
+        nn.ReLU(),
+        nn.Linear(32, 3),
+    )
 
 
 class Autoencoder(nn.Module):

@@ -60,15 +60,19 @@ def mount(
     crafted = copy.deepcopy(model).train()
     traced = trace(crafted, sample)
     name = choose_target(traced, layer, strict=strict)
-    target = crafted.get_submodule(name)
-    assert isinstance(target, nn.Linear)
-    carrier = carry_to(crafted, name, sample, shift=shift, strict=strict, traced=traced)
+    mounted = Mounted(crafted, name, carry_to(crafted, name, sample, shift=shift, strict=strict, traced=traced))
+    write_rows(mounted, attack, generator, gain=gain)
+    return mounted
+
+
+def write_rows(mounted: Mounted, attack: Attack, generator: torch.Generator, *, gain: float | None = None) -> None:
+    """Write an attack's rows into a layer to which the sample is carried already, in place of those that are there."""
+    carrier, target = mounted.carrier, mounted.target
     rows = carrier.spread(attack.rows(target.out_features, carrier.features, generator))
     scale = 1 / math.sqrt(carrier.features) if gain is None else gain
     with torch.no_grad():
         target.weight.copy_(rows.weight).mul_(scale)
         target.bias.copy_(rows.bias).mul_(scale)
-    return Mounted(model=crafted, layer=name, carrier=carrier)
 
 
 def choose_target(traced: Traced, wanted: str | None, *, strict: bool = True) -> str:

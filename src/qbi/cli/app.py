@@ -3,7 +3,7 @@
 import typer
 
 from qbi import __version__
-from qbi.cli import audit, bench, calibrate, compare, data, inspect, predict, reproduce
+from qbi.cli import audit, bench, calibrate, compare, data, inspect, predict, replay, reproduce
 
 app = typer.Typer(
     name="qbi",
@@ -15,6 +15,7 @@ app = typer.Typer(
 )
 app.command("audit")(audit.audit)
 app.command("predict")(predict.predict)
+app.command("replay")(replay.replay)
 app.command("reproduce")(reproduce.reproduce)
 app.command("compare")(compare.compare)
 app.command("data")(data.data)

@@ -4,6 +4,7 @@ import pickle
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
@@ -12,14 +13,17 @@ from qbi.errors import DataError
 
 
 def load_parameters(path: Path) -> dict[str, Tensor]:
-    """Tensors by name, from safetensors or from a .pt file of tensors only; pickled code is refused."""
+    """Tensors by name, from safetensors, .npz, or a .pt file of tensors only; pickled code is refused."""
     if path.is_dir():
-        raise DataError(f"{path}: a folder, not a checkpoint. Give a safetensors or a .pt file.")
+        raise DataError(f"{path}: a folder, not a checkpoint. Give a .safetensors, .npz or .pt file.")
     if not path.is_file():
-        raise DataError(f"{path}: no such file. Give a safetensors or a .pt checkpoint.")
+        raise DataError(f"{path}: no such file. Give a .safetensors, .npz or .pt checkpoint.")
     try:
         if path.suffix == ".safetensors":
             loaded: object = load_file(path)
+        elif path.suffix == ".npz":
+            with np.load(path, allow_pickle=False) as arrays:
+                loaded = {name: torch.from_numpy(arrays[name]) for name in arrays.files}
         else:
             loaded = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as problem:

@@ -1,5 +1,6 @@
-"""A client's local step, and what the server receives of it."""
+"""A client's local step or training, and what the server receives of it."""
 
 from qbi.federation.client import Loss, client_step, default_loss
+from qbi.federation.local import LocalTraining, local_update
 
-__all__ = ["Loss", "client_step", "default_loss"]
+__all__ = ["LocalTraining", "Loss", "client_step", "default_loss", "local_update"]

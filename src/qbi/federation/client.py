@@ -20,32 +20,56 @@ def default_loss(outputs: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(outputs, targets)
 
 
+def client_batch(inputs: Tensor | tuple[Tensor, ...]) -> int:
+    """How many samples a batch holds, of one input or of several."""
+    return len(inputs[0] if isinstance(inputs, tuple) else inputs)
+
+
+def run_model(model: nn.Module, inputs: Tensor | tuple[Tensor, ...]) -> Tensor:
+    """The model's output on one input or on several."""
+    out = model(*inputs) if isinstance(inputs, tuple) else model(inputs)
+    return _first_tensor(out)
+
+
+def _first_tensor(out: object) -> Tensor:
+    """Models that return more than a tensor have their prediction first."""
+    if isinstance(out, dict):
+        out = next(iter(out.values()), None)
+    elif isinstance(out, tuple | list) and out:
+        out = out[0]
+    if not isinstance(out, Tensor):
+        raise BadValue(f"client step: the model returns {type(out).__name__}; a tensor is needed for the loss.")
+    return out
+
+
 def client_step(
-    model: nn.Module, inputs: Tensor, targets: Tensor, *, loss: Loss = default_loss, seed: int = 0
+    model: nn.Module, inputs: Tensor | tuple[Tensor, ...], targets: Tensor, *, loss: Loss = default_loss, seed: int = 0
 ) -> Update:
     """FedSGD: the gradients of the loss on one batch, in train mode, and the buffers after the pass.
 
     The model is not changed: statistics that train mode updates in place are updated on copies. `seed` drives
     dropout and the like, apart from the global random state.
     """
-    if len(inputs) != len(targets):
-        raise BadValue(f"client step: {len(inputs)} inputs but {len(targets)} targets; they must agree.")
-    if len(inputs) == 0:
+    count = client_batch(inputs)
+    if count != len(targets):
+        raise BadValue(f"client step: {count} inputs but {len(targets)} targets; they must agree.")
+    if count == 0:
         raise BadValue("client step: the batch is empty; give at least one sample.")
     parameters = {name: p.detach().requires_grad_() for name, p in model.named_parameters()}
     buffers = {name: b.detach().clone() for name, b in model.named_buffers()}
     was_training = model.training
     model.train()
-    devices = [inputs.device] if inputs.device.type == "cuda" else []
+    given = inputs if isinstance(inputs, tuple) else (inputs,)
+    devices = [given[0].device] if given[0].device.type == "cuda" else []
     try:
         with torch.random.fork_rng(devices=devices):
             torch.manual_seed(seed)
-            outputs = functional_call(model, (parameters, buffers), (inputs,))
-            value = loss(outputs, targets)
+            outputs = functional_call(model, (parameters, buffers), given)
+            value = loss(_first_tensor(outputs), targets)
         gradients = torch.autograd.grad(value, list(parameters.values()), allow_unused=True)
     finally:
         model.train(was_training)
     if not bool(torch.isfinite(value)):
         raise BadValue(f"client step: the loss is {value.item()}; check the data and the model for NaN or overflow.")
     named = {n: g for n, g in zip(parameters, gradients, strict=True) if g is not None}
-    return Update(gradients=named, buffers=buffers, batch_size=len(inputs), loss=float(value.detach()))
+    return Update(gradients=named, buffers=buffers, batch_size=count, loss=float(value.detach()))

@@ -23,7 +23,7 @@ class ClientStep:
 
 def exposed_step(
     model: nn.Module,
-    inputs: Tensor,
+    inputs: Tensor | tuple[Tensor, ...],
     targets: Tensor,
     *,
     layers: Sequence[str] | None = None,
@@ -48,23 +48,27 @@ class Watch:
     def __init__(self) -> None:
         self.inputs: dict[str, list[Tensor]] = {}
         self.shares: dict[str, list[Tensor]] = {}
+        self.above: dict[str, list[Tensor]] = {}
 
     def clear(self) -> None:
         """Forget the last pass."""
         self.inputs.clear()
         self.shares.clear()
+        self.above.clear()
 
     def exposure(self, name: str) -> Exposure:
         """The exposure of one layer; several passes (gradient accumulation) stand one after another."""
         if not self.inputs.get(name) or len(self.inputs[name]) != len(self.shares.get(name, ())):
             raise BadValue(f"{name}: no forward and backward pass was seen there; nothing is known of its exposure.")
-        return Exposure(name, torch.cat(self.inputs[name]), torch.cat(self.shares[name]).T)
+        above = torch.cat(self.above[name]).T
+        return Exposure(name, torch.cat(self.inputs[name]), torch.cat(self.shares[name]).T, above)
 
     def catch(self, name: str, arrived: Tensor, out: Tensor) -> None:
         """Keep a layer's input, and its output's gradient as soon as it is known."""
         if not out.requires_grad:
             return
         self.inputs.setdefault(name, []).append(arrived.detach().reshape(-1, arrived.shape[-1]))
+        self.above.setdefault(name, []).append(out.detach().reshape(-1, out.shape[-1]) > 0)
         out.register_hook(lambda g: self.shares.setdefault(name, []).append(g.detach().reshape(-1, g.shape[-1])))
 
 

@@ -31,20 +31,25 @@ class Observation:
     fired: Bool[Tensor, "n b"]
 
 
-def observe(model: nn.Module, layer: str, inputs: Tensor) -> Observation:
+def observe(model: nn.Module, layer: str, inputs: Tensor | tuple[Tensor, ...], *, seed: int = 0) -> Observation:
     """Watch one linear layer during a pass in train mode, as a client runs it; the model is unchanged."""
     caught: list[Observation] = []
 
     def watch(_module: nn.Module, arrived: tuple[Tensor, ...], out: Tensor) -> None:
-        caught.append(Observation(features=arrived[0].detach(), fired=(out.detach() > 0).T))
+        # A layer that acts on each position by itself sees every position as a sample.
+        features, fired = arrived[0].detach(), out.detach() > 0
+        caught.append(Observation(features.reshape(-1, features.shape[-1]), fired.reshape(-1, fired.shape[-1]).T))
 
     hook = model.get_submodule(layer).register_forward_hook(watch)
     buffers = {name: b.clone() for name, b in model.named_buffers()}
     was_training = model.training
     try:
         model.train()
-        with torch.no_grad():
-            torch.func.functional_call(model, buffers, (inputs,))
+        first = inputs[0] if isinstance(inputs, tuple) else inputs
+        with torch.no_grad(), torch.random.fork_rng(devices=[first.device] if first.device.type == "cuda" else []):
+            # The same seed as in a client's step: dropout falls on the same values.
+            torch.manual_seed(seed)
+            torch.func.functional_call(model, buffers, inputs if isinstance(inputs, tuple) else (inputs,))
     finally:
         model.train(was_training)
         hook.remove()

@@ -29,6 +29,13 @@ def side_by_side(
     return buffer.getvalue()
 
 
+def grid(images: Float[Tensor, "n c h w"], title: str, *, side: int = 96) -> bytes:
+    """One grid as a PNG."""
+    buffer = io.BytesIO()
+    _panel(images, title, side).save(buffer, "PNG", optimize=True)
+    return buffer.getvalue()
+
+
 def to_image(sample: Float[Tensor, "c h w"], side: int) -> Image.Image:
     """One sample in [0, 1] as a picture of at least `side` pixels."""
     channels = sample.shape[0]

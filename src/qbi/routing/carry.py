@@ -128,10 +128,15 @@ def carry_to(
         route = _pass(way, position, route)
         if strict:
             _refuse(route)
-    carrier = _arrive(traced.model.get_submodule(layer), route)
-    if strict:
-        _refuse(route)
-    _check(model, layer, inputs, inputs[_input_index(traced, path[0])], carrier)
+    source = _input_index(traced, path[0])
+    carrier = replace(_arrive(traced.model.get_submodule(layer), route), source=source)
+    try:
+        _check(model, layer, inputs, inputs[source], carrier)
+    except CannotMount as problem:
+        if strict:
+            raise
+        cut = Loss(layer, f"sees another value than was sent ({str(problem).split(': ', 1)[1]})")
+        return replace(carrier, losses=(*carrier.losses, cut), places=None)
     return carrier
 
 

@@ -4,7 +4,9 @@ Whatever made it, the graph speaks the same language: layers with parameters are
 names, everything else is a function or a method, so that it can be run, probed and followed from an input to a layer.
 """
 
-import operator
+import contextlib
+import io
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -18,7 +20,6 @@ from qbi.errors import BadValue, CannotMount
 Inputs = tuple[Tensor, ...]
 How = Literal["fx", "export", "hooks"]
 
-LEAVES = (nn.Module,)
 KNOWN_LAYERS = (
     nn.Linear,
     nn.Conv1d,
@@ -145,17 +146,10 @@ def _run(model: nn.Module, graph: fx.Graph, inputs: Inputs) -> dict[fx.Node, Any
     return values
 
 
-class _Tracer(fx.Tracer):
-    """Follows the model's own modules and takes torch's as they are; containers are followed."""
-
-    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return super().is_leaf_module(m, module_qualified_name)
-
-
 def _by_fx(model: nn.Module, inputs: Inputs) -> fx.Graph:
     if isinstance(model, KNOWN_LAYERS):
         raise BadValue("a single layer; wrap it in nn.Sequential")
-    graph = _Tracer().trace(model)
+    graph = fx.Tracer().trace(model)
     placeholders = [n for n in graph.nodes if n.op == "placeholder"]
     for extra in placeholders[len(inputs) :]:
         if not extra.args:
@@ -165,15 +159,21 @@ def _by_fx(model: nn.Module, inputs: Inputs) -> fx.Graph:
 
 def _by_export(model: nn.Module, inputs: Inputs) -> fx.Graph:
     """The exported graph, its operators on a layer's own parameters written back as calls of that layer."""
-    with _untouched(model):
-        program = torch.export.export(model, inputs, strict=False)
+    # Export says at length on the log why it cannot; the reason is kept in the error.
+    logging.disable(logging.CRITICAL)
+    said = io.StringIO()
+    try:
+        with _untouched(model), contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+            program = torch.export.export(model, inputs, strict=False)
+    finally:
+        logging.disable(logging.NOTSET)
     owned = {**program.graph_signature.inputs_to_parameters, **program.graph_signature.inputs_to_buffers}
     constants = dict(program.graph_signature.inputs_to_lifted_tensor_constants)
     graph, copied = fx.Graph(), {}
     for node in program.graph.nodes:
         if node.op == "placeholder":
             if node.name in owned:
-                copied[node] = _attribute(graph, owned[node.name])
+                copied[node] = graph.get_attr(owned[node.name])
             elif node.name in constants:
                 copied[node] = graph.call_function(_constant(program.constants[constants[node.name]]))
             else:
@@ -189,12 +189,10 @@ def _by_export(model: nn.Module, inputs: Inputs) -> fx.Graph:
                 copied[node] = graph.call_module(layer, (copied[_signal_of(node)],))
             else:
                 copied[node] = graph.node_copy(node, lambda n: copied[n])
-    graph.eliminate_dead_code()
+    for node in reversed(list(graph.nodes)):
+        if node.op in ("get_attr", "call_function") and not node.users:
+            graph.erase_node(node)
     return graph
-
-
-def _attribute(graph: fx.Graph, name: str) -> fx.Node:
-    return graph.get_attr(name)
 
 
 def _constant(value: Tensor) -> Callable[[], Tensor]:
@@ -274,6 +272,3 @@ def _gap(value: Tensor) -> Callable[..., Tensor]:
         return value
 
     return something_unseen
-
-
-GETTERS = (getattr, operator.getitem)

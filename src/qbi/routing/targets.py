@@ -1,17 +1,13 @@
 """The linear layers of a model that could be attacked: their size, and what stands behind them."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from torch import fx, nn
+import torch
+from torch import Tensor, fx, nn
 
 from qbi.routing.graph import Traced
-from qbi.routing.path import SQUASHING, name_of
-
-RECTIFIERS = ("relu", "relu_", "relu6", "hardtanh")
-"""Activations that send exactly nothing back for values below zero."""
-
-SOFT = ("gelu", "silu", "leakyrelu", "leaky_relu", "elu", "selu", "celu", "softplus", "mish", "hardswish", "prelu")
-"""Activations that let little through below zero: what that is worth is measured, not assumed."""
+from qbi.routing.path import name_of, tensors
 
 PASSED = ("dropout", "identity", "flatten", "reshape", "view", "contiguous", "getitem")
 
@@ -26,16 +22,13 @@ class Target:
     has_bias: bool
     activation: str
     """What follows: an activation's name, `none`, or the layer that stands in between."""
+    slope_below: float
+    """How much of a gradient the activation lets through at −2, against that at 2: 0 for a ReLU, 1 for none."""
 
     @property
     def rectified(self) -> bool:
         """Whether rows stay silent for samples below zero."""
-        return self.activation in RECTIFIERS
-
-    @property
-    def soft(self) -> bool:
-        """Whether rows are nearly silent for them."""
-        return self.activation in SOFT
+        return self.slope_below == 0
 
 
 def targets(traced: Traced) -> list[Target]:
@@ -45,20 +38,50 @@ def targets(traced: Traced) -> list[Target]:
         module = traced.module(node)
         if isinstance(module, nn.Linear):
             name = str(node.target)
+            behind = activation_behind(traced, node)
+            activation = "none" if behind is None else name_of(traced, behind)
+            slope = 1.0 if behind is None else _slope_below(traced, behind, module.out_features)
             found[name] = Target(
-                name, module.out_features, module.in_features, module.bias is not None, activation_behind(traced, node)
+                name, module.out_features, module.in_features, module.bias is not None, activation, slope
             )
     return list(found.values())
 
 
-def activation_behind(traced: Traced, node: fx.Node) -> str:
+def activation_behind(traced: Traced, node: fx.Node) -> fx.Node | None:
     """The first thing behind a node that is more than a reshape or a dropout."""
     users = [user for user in node.users if user.op != "output"]
     if not users:
-        return "none"
-    name = name_of(traced, users[0])
-    if name in PASSED:
-        return activation_behind(traced, users[0])
-    if name in RECTIFIERS or name in SOFT or any(word in name for word in SQUASHING):
-        return name
-    return type(module).__name__ if (module := traced.module(users[0])) is not None else name
+        return None
+    return activation_behind(traced, users[0]) if name_of(traced, users[0]) in PASSED else users[0]
+
+
+def _slope_below(traced: Traced, node: fx.Node, width: int) -> float:
+    """Measured on the function itself, not looked up by name; 1 where it is no function of one value."""
+    module = traced.module(node)
+    others = [n for n in node.all_input_nodes if tensors(traced.values.get(n))]
+    if len(others) != 1 or isinstance(module, nn.modules.batchnorm._BatchNorm):
+        return 1.0
+    slopes = []
+    for at in (-2.0, 2.0):
+        values = torch.full((2, width), at, requires_grad=True)
+        given = {others[0]: values * 1}
+        try:
+            out = _apply(traced, node, given)
+            (slope,) = torch.autograd.grad(out.sum(), values)
+        except (RuntimeError, TypeError, ValueError, IndexError, AttributeError):
+            return 1.0
+        slopes.append(float(slope.mean()))
+    return slopes[0] / slopes[1] if slopes[1] else 1.0
+
+
+def _apply(traced: Traced, node: fx.Node, given: Mapping[fx.Node, Tensor]) -> Tensor:
+    args = fx.node.map_arg(node.args, lambda n: given[n] if n in given else traced.values[n])
+    module = traced.module(node)
+    if module is not None:
+        out = module(*args, **node.kwargs)
+    elif node.op == "call_method":
+        out = getattr(args[0], str(node.target))(*args[1:], **node.kwargs)
+    else:
+        out = node.target(*args, **node.kwargs)  # type: ignore[operator]
+    assert isinstance(out, Tensor)
+    return out

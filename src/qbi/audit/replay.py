@@ -1,0 +1,97 @@
+"""What a real update gives away, the truth unknown: two checkpoints or a gradient, layer by layer.
+
+A row in which one sample stands alone gives that sample; a row with several gives a mixture. Which is which cannot be
+seen from one row. Two rows that give the same vector to the last digits can: mixtures of different rows do not agree.
+So candidates are ranked by how many rows gave them, and those with two or more are called sure.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from qbi.errors import DataError
+from qbi.extraction import read_rows
+
+SURE = 2
+"""Rows that must agree."""
+
+
+@dataclass(frozen=True)
+class LayerReplay:
+    """What one linear layer gives away: candidates, best first."""
+
+    layer: str
+    rows: int
+    moved: int
+    """Rows that changed at all."""
+    samples: Float[Tensor, "k m"]
+    support: Int[Tensor, " k"]
+    source: Int[Tensor, " k"]
+
+    @property
+    def sure(self) -> int:
+        """Candidates that several rows agree on."""
+        return int((self.support >= SURE).sum())
+
+    def document(self) -> dict[str, Any]:
+        """As plain data; the candidates themselves stay out."""
+        return {
+            "layer": self.layer,
+            "rows": self.rows,
+            "moved": self.moved,
+            "candidates": len(self.support),
+            "sure": self.sure,
+            "support": self.support.tolist(),
+            "source_rows": self.source.tolist(),
+        }
+
+
+def difference(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Weights before minus weights after: a gradient up to scale, where one step was taken."""
+    if before.keys() != after.keys():
+        odd = sorted(before.keys() ^ after.keys())[0]
+        raise DataError(f"replay: {odd} stands in one checkpoint only; give two of the same model.")
+    out = {}
+    for name, value in before.items():
+        if value.shape != after[name].shape:
+            raise DataError(
+                f"replay: {name} has shape {tuple(value.shape)} before and {tuple(after[name].shape)} after; "
+                "give two checkpoints of the same model."
+            )
+        if value.is_floating_point():
+            out[name] = value.float() - after[name].float()
+    if all(not bool(v.any()) for v in out.values()):
+        raise DataError("replay: the two checkpoints are the same; nothing was trained between them.")
+    return out
+
+
+def linear_pairs(update: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor, Tensor]]:
+    """Weights and biases that belong together: by name, or by order where arrays have no names."""
+    names = list(update)
+    for position, name in enumerate(names):
+        weight = update[name]
+        if weight.dim() != 2:
+            continue
+        bias = update.get(name.removesuffix("weight") + "bias") if name.endswith("weight") else None
+        if bias is None and not name.endswith("weight") and position + 1 < len(names):
+            bias = update[names[position + 1]]
+        if bias is not None and bias.shape == weight.shape[:1]:
+            yield name.removesuffix(".weight") or name, weight, bias
+
+
+def replay(update: Mapping[str, Tensor]) -> list[LayerReplay]:
+    """Read every linear layer with a bias out of an update, the most telling layer first."""
+    for name, value in update.items():
+        if not bool(torch.isfinite(value).all()):
+            raise DataError(f"replay: {name} has NaN or infinite values; nothing can be read from it.")
+    found = []
+    for layer, weight, bias in linear_pairs(update):
+        read = read_rows(weight, bias)
+        found.append(LayerReplay(layer, len(weight), int((bias != 0).sum()), read.samples, read.support, read.rows))
+    if not found:
+        raise DataError("replay: no linear layer with a bias in it; there is nothing to divide by.")
+    return sorted(found, key=lambda f: (f.sure, f.samples.shape[1]), reverse=True)

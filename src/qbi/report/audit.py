@@ -1,0 +1,137 @@
+"""An audit for people and pipelines: one self-contained page, SARIF, JUnit."""
+
+import base64
+import hashlib
+import io
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
+from typing import Any
+from xml.sax.saxutils import escape, quoteattr
+
+from PIL import Image
+from torch import Tensor
+
+from qbi.report.pictures import to_image
+
+LARGEST = 112
+"""Side of a picture in the page, in pixels; larger samples are shown smaller."""
+
+Words = Sequence[Sequence[tuple[str, bool]]]
+
+
+def audit_page(
+    document: Mapping[str, Any],
+    *,
+    command: str,
+    truth: Tensor | None = None,
+    read: Tensor | None = None,
+    exact: Sequence[bool] = (),
+    seen: Sequence[bool] = (),
+    texts: Words = (),
+) -> str:
+    """The report. Without `truth` and `texts` nothing of the client's data stands in it."""
+    from jinja2 import Environment
+
+    template = files("qbi.report").joinpath("audit.html.j2").read_text(encoding="utf-8")
+    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    environment.filters.update(percent=_percent, interval=_interval)
+    pairs = []
+    if truth is not None and read is not None:
+        for i in range(len(truth)):
+            pairs.append({"truth": _png(truth[i]), "read": _png(read[i]) if seen[i] else "", "exact": bool(exact[i])})
+    layer = document["verdict"]["layer"]
+    lost = {
+        " ".join(loss.split(" ", 2)[:2])
+        for entry in document["layers"]
+        if entry["name"] == layer
+        for loss in entry["losses"]
+    }
+    width = next((entry["neurons"] for entry in document["layers"] if entry["name"] == layer), 0)
+    worst = max(document["attacks"], key=lambda a: a["recovered_from_gradients"]["mse<1e-10"]["mean"], default=None)
+    level = None if worst is None else worst["recovered_from_gradients"].get("psnr>19", {}).get("mean")
+    nonce = hashlib.sha256(repr(sorted(document["verdict"].items(), key=str)).encode()).hexdigest()[:24]
+    return environment.from_string(template).render(
+        d=document,
+        command=command,
+        pairs=pairs,
+        texts=texts,
+        lost=lost,
+        own={"neurons": width, "batch_size": document["client"]["batch_size"]},
+        worst19=level,
+        nonce=nonce,
+    )
+
+
+def _png(sample: Tensor) -> str:
+    image = to_image(sample.float(), 1)
+    if max(image.size) > LARGEST:
+        image.thumbnail((LARGEST, LARGEST), Image.Resampling.BOX)
+    buffer = io.BytesIO()
+    image.save(buffer, "PNG", optimize=True)
+    return base64.b64encode(buffer.getvalue()).decode()
+
+
+def _percent(share: float | None) -> str:
+    return "–" if share is None else f"{100 * share:.1f}"
+
+
+def _interval(found: Mapping[str, Any] | None) -> str:
+    if found is None:
+        return "–"
+    width = "" if found["low"] is None else f" ± {50 * (found['high'] - found['low']):.1f}"
+    return f"{100 * found['mean']:.1f}{width}"
+
+
+def to_sarif(document: Mapping[str, Any], limit: float) -> dict[str, Any]:
+    """SARIF 2.1.0: one result for each attack that reads more than the limit, an error; others are notes."""
+    results = []
+    for attack in document["attacks"]:
+        share = attack["recovered_from_gradients"]["mse<1e-10"]["mean"]
+        if share == 0:
+            continue
+        text = f"{attack['attack']} reads {100 * share:.1f} % of {attack['unit']} exactly through {attack['layer']}."
+        results.append(
+            {
+                "ruleId": "gradient-leakage",
+                "level": "error" if share > limit else "note",
+                "message": {"text": text},
+                "locations": [
+                    {
+                        "logicalLocations": [
+                            {
+                                "fullyQualifiedName": f"{document['model']['name']}.{attack['layer']}",
+                                "kind": "member",
+                            }
+                        ]
+                    }
+                ],
+            }
+        )
+    rule = {
+        "id": "gradient-leakage",
+        "shortDescription": {"text": "Training samples can be read out of a client's update."},
+        "help": {"text": "Guard the client's step (qbi.defences.LeakGuard) or change the layer; see the report."},
+    }
+    driver = {"name": "qbi", "version": document["versions"]["qbi"], "rules": [rule]}
+    return {
+        "$schema": "https://json.schemastore.org/sarif-2.1.0.json",
+        "version": "2.1.0",
+        "runs": [{"tool": {"driver": driver}, "results": results}],
+    }
+
+
+def to_junit(document: Mapping[str, Any], limit: float) -> str:
+    """JUnit XML: one test for each attack on a layer; it fails where more than the limit is read."""
+    cases, failures = [], 0
+    for attack in document["attacks"]:
+        share = attack["recovered_from_gradients"]["mse<1e-10"]["mean"]
+        name = quoteattr(f"{attack['attack']} on {attack['layer']}")
+        text = f"R = {100 * share:.1f} %, allowed {100 * limit:.1f} %"
+        if share > limit:
+            failures += 1
+            body = f"<failure message={quoteattr(text)}>{escape(document['verdict']['text'])}</failure>"
+        else:
+            body = f"<system-out>{escape(text)}</system-out>"
+        cases.append(f"<testcase classname={quoteattr(document['model']['name'])} name={name}>{body}</testcase>")
+    head = f'<testsuite name="qbi audit" tests="{len(cases)}" failures="{failures}">'
+    return f'<?xml version="1.0" encoding="UTF-8"?>\n{head}{"".join(cases)}</testsuite>\n'
