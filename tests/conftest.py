@@ -1,16 +1,22 @@
 """Shapes in signatures are checked in every test; real data are used wherever they are found."""
 
 import os
+import sys
 from itertools import islice
 from pathlib import Path
 
 import pytest
 from jaxtyping import install_import_hook
 
-install_import_hook("qbi", "beartype.beartype")
+# All but the command line, whose functions are filled in by another library.
+CHECKED = [
+    f"qbi.{p.stem}" for p in (Path(__file__).parents[1] / "src/qbi").iterdir() if p.stem not in ("cli", "__init__")
+]
+install_import_hook(CHECKED, "beartype.beartype")
 
 import torch  # noqa: E402
 
+from qbi.cli import main  # noqa: E402
 from qbi.data.cifar10 import load_cifar10  # noqa: E402
 from qbi.data.decode import centre_crop, decode_all, is_image  # noqa: E402
 from qbi.data.folder import IMAGENET_MEAN, IMAGENET_STD  # noqa: E402
@@ -27,6 +33,24 @@ def real_data(name: str) -> Path:
     if not path.exists():
         pytest.skip(f"real data not found: {path} (set QBI_DATA)")
     return path
+
+
+@pytest.fixture
+def qbi_here(monkeypatch, capsys):
+    """The command in this process: exit code and everything it said. Starting a process takes seconds, this does not."""
+
+    def run(*arguments) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["qbi", *map(str, arguments)])
+        capsys.readouterr()
+        try:
+            main()
+            code = 0
+        except SystemExit as ended:
+            code = int(ended.code or 0)
+        said = capsys.readouterr()
+        return code, said.out + said.err
+
+    return run
 
 
 @pytest.fixture(scope="session")
