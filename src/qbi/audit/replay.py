@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from qbi.errors import DataError
-from qbi.extraction import read_rows
+from qbi.extraction import difference_rounding, read_rows
 
 SURE = 2
 """Rows that must agree."""
@@ -83,14 +83,19 @@ def linear_pairs(update: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor, Te
             yield name.removesuffix(".weight") or name, weight, bias
 
 
-def replay(update: Mapping[str, Tensor]) -> list[LayerReplay]:
-    """Read every linear layer with a bias out of an update, the most telling layer first."""
+def replay(update: Mapping[str, Tensor], before: Mapping[str, Tensor] | None = None) -> list[LayerReplay]:
+    """Read every linear layer with a bias out of an update, the most telling layer first.
+
+    With the weights `before`, the update is their difference to others, and rows agree up to the rounding of weights.
+    """
     for name, value in update.items():
         if not bool(torch.isfinite(value).all()):
             raise DataError(f"replay: {name} has NaN or infinite values; nothing can be read from it.")
     found = []
+    sizes = {} if before is None else {layer: weight for layer, weight, _ in linear_pairs(before)}
     for layer, weight, bias in linear_pairs(update):
-        read = read_rows(weight, bias)
+        rounding = difference_rounding(sizes[layer].float(), weight) if layer in sizes else None
+        read = read_rows(weight, bias, rounding=rounding)
         found.append(LayerReplay(layer, len(weight), int((bias != 0).sum()), read.samples, read.support, read.rows))
     if not found:
         raise DataError("replay: no linear layer with a bias in it; there is nothing to divide by.")

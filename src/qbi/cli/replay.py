@@ -48,7 +48,7 @@ def replay(
     update = {n: v.float() for n, v in first.items() if v.is_floating_point()}
     if after is not None:
         update = difference(first, load_parameters(after))
-    found = read(update)
+    found = read(update, first if after is not None else None)
     if layer is not None:
         found = [f for f in found if f.layer == layer]
         if not found:

@@ -137,22 +137,7 @@ class LeakGuard:
         return self.report
 
     def _protect(self, exposure: Exposure) -> int:
-        layer = self._layer(exposure.layer)
-        assert layer.weight.grad is not None
-        counts = exposure.counts
-        if self.policy == "aggp":
-            prune_rows_in_place(layer.weight.grad, counts, self.generator, self.settings)
-            return int(((counts > 0) & (counts < self.settings.cutoff)).sum())
-        if self.policy == "noise":
-            assert layer.bias.grad is not None
-            noisy = noisy_rows(layer.weight.grad, layer.bias.grad, NOISE, self.generator)
-            layer.weight.grad, layer.bias.grad = noisy
-            return int((counts > 0).sum())
-        unsafe = (counts > 0) & (counts < self.fewest)
-        layer.weight.grad[unsafe] = 0
-        if layer.bias.grad is not None:
-            layer.bias.grad[unsafe] = 0
-        return int(unsafe.sum())
+        return protect(self._layer(exposure.layer), exposure, self.policy, self.settings, self.fewest, self.generator)
 
     def _clear(self) -> None:
         for parameter in self.model.parameters():
@@ -163,3 +148,23 @@ class LeakGuard:
         if not isinstance(layer, nn.Linear) or layer.bias is None:
             raise BadValue(f"LeakGuard: {name} is not a linear layer with a bias; it cannot be watched.")
         return layer
+
+
+def protect(
+    layer: nn.Linear, exposure: Exposure, policy: Policy, settings: AGGP, fewest: int, generator: torch.Generator
+) -> int:
+    """Change the gradients that stand in one layer as the policy says, in place; returns how many rows were changed."""
+    assert layer.weight.grad is not None
+    counts = exposure.counts
+    if policy == "aggp":
+        prune_rows_in_place(layer.weight.grad, counts, generator, settings)
+        return int(((counts > 0) & (counts < settings.cutoff)).sum())
+    if policy == "noise":
+        assert layer.bias.grad is not None
+        layer.weight.grad, layer.bias.grad = noisy_rows(layer.weight.grad, layer.bias.grad, NOISE, generator)
+        return int((counts > 0).sum())
+    unsafe = (counts > 0) & (counts < fewest)
+    layer.weight.grad[unsafe] = 0
+    if layer.bias.grad is not None:
+        layer.bias.grad[unsafe] = 0
+    return int(unsafe.sum())

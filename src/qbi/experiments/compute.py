@@ -10,6 +10,7 @@ import torch
 from qbi.errors import BadValue
 from qbi.experiments import image_cells, prepared, text_cells
 from qbi.experiments.cells import Cell, Result
+from qbi.experiments.federation_cells import federation_cell
 from qbi.experiments.synthetic_cells import synthetic_cell
 
 
@@ -44,6 +45,8 @@ def _dispatch(cell: Cell, place: Workplace) -> Result:
         if cell.route == "gram":
             return text_cells.text_cell(cell, texts, place.device)
         return text_cells.real_text_cell(cell, texts, place.device)
+    if cell.item == "federation":
+        return federation_cell(cell, prepared.open_images(place.folders["cifar10"], "cpu").data)
     name, _, question = cell.item.partition("-")
     if name not in ("imagenet", "cifar10"):
         raise BadValue(f"reproduce: no item is called {cell.item!r}.")

@@ -10,6 +10,7 @@ NEURONS = (200, 500, 1000)
 BATCH_SIZES = (20, 50, 100, 200)
 GRID = tuple((n, b) for n in NEURONS for b in BATCH_SIZES)
 TEXT_GRID = tuple((1000, b) for b in BATCH_SIZES)
+FEDERATION_GRID = ((200, 20),)
 RUNS = 10
 SYNTHETIC_RUNS = 300
 
@@ -39,6 +40,7 @@ ITEMS = (
         ("imagenet", "cifar10"),
     ),
     Item("wilcoxon", "QBI and PAIRS against trap weights", ("imagenet", "cifar10"), ("imagenet", "cifar10")),
+    Item("federation", "R in a federation: local steps, aggregation, sybils, noise", ("federation",), ("cifar10",)),
     Item("figure-batch", "A batch and what was read of it", data=("imagenet",), figure=True),
     Item("figure-passive", "What a benign network leaks, without and with AGGP", data=("imagenet",), figure=True),
     Item("figure-active", "What a QBI layer leaks, without and with AGGP", data=("imagenet",), figure=True),
@@ -80,7 +82,7 @@ def cells_for(
     wanted = dict.fromkeys(cell_item for item in items for cell_item in item.cells)
     cells = []
     for name in wanted:
-        grid = TEXT_GRID if name == "imdb" else GRID
+        grid = {"imdb": TEXT_GRID, "federation": FEDERATION_GRID}.get(name, GRID)
         if only is not None:
             grid = tuple(pair for pair in grid if pair in only)
         count = runs or (SYNTHETIC_RUNS if name == "synthetic" else RUNS)

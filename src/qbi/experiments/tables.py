@@ -4,7 +4,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 from qbi.experiments.cells import Cell, Result
-from qbi.experiments.items import GRID, TEXT_GRID, Item
+from qbi.experiments.federation_cells import scenario_names
+from qbi.experiments.items import FEDERATION_GRID, GRID, TEXT_GRID, Item
 from qbi.experiments.published_values import published_cell
 from qbi.experiments.store import Store
 from qbi.metrics import mean_interval
@@ -152,6 +153,23 @@ def wilcoxon_table(results: Results, item: Item) -> TableView:
     return TableView(item.name, item.title, columns, tuple(rows), (False, False), 0.0, 0.0, note=note)
 
 
+def federation_table(results: Results, item: Item) -> TableView:
+    """R of every scenario; the paper discusses them without numbers."""
+    ((neurons, batch),) = FEDERATION_GRID
+    quantities = ("recall", "clear", "rough", "predicted")
+    rows = tuple(
+        (name, tuple(Entry(results.interval("federation", neurons, batch, name, q), None) for q in quantities))
+        for name in scenario_names()
+    )
+    note = (
+        f"CIFAR-10, {neurons} neurons, {batch} samples a client, a two-layer network, QBI made for as many samples as are mixed. "
+        "R over all samples behind the update. The prediction is that of the Gram law for these samples in one batch: it "
+        "holds for gradients and their sums, and says nothing of several local steps or of noise."
+    )
+    columns = ("R exact", "R at 30 dB", "R at 19 dB", "R predicted for one batch")
+    return TableView(item.name, item.title, columns, rows, (False,) * 4, 0.0, 0.0, note=note)
+
+
 def _trap_pair(results: Results, data: str, n: int, b: int, method: str, against: str) -> tuple[float, float] | None:
     ours = results.interval(data, n, b, method, "recall")
     trap = results.interval(data, n, b, "trap-weights", "recall")
@@ -170,6 +188,7 @@ BUILDERS: Mapping[str, Callable[[Results, Item], TableView]] = {
     "synthetic": synthetic_table,
     "normalisation": normalisation_table,
     "wilcoxon": wilcoxon_table,
+    "federation": federation_table,
 }
 
 

@@ -37,6 +37,7 @@ def extract(
     *,
     public: PublicStatistics | None = None,
     keep_normalised: bool = False,
+    rounding: float | None = None,
 ) -> Candidates:
     """Read every sample that an update gives away through one layer, in the space of the client's data.
 
@@ -48,7 +49,7 @@ def extract(
     for name in (weight, bias):
         if name not in update.gradients:
             raise CannotRead(f"{name}: the update has no gradient of this name; was this layer trained?")
-    found = read_rows(update.gradients[weight], update.gradients[bias], carrier=carrier)
+    found = read_rows(update.gradients[weight], update.gradients[bias], carrier=carrier, rounding=rounding)
     if keep_normalised:
         return found
     samples = found.samples
@@ -65,18 +66,30 @@ def read_rows(
     bias_gradient: Float[Tensor, " n"],
     *,
     carrier: Carrier | None = None,
+    rounding: float | None = None,
 ) -> Candidates:
-    """Divide row by row in float64, leave dead rows out, merge rows that gave the same sample, rank the rest."""
+    """Divide row by row in float64, leave dead rows out, merge rows that gave the same sample, rank the rest.
+
+    `rounding` is the relative error of the gradients; their own type's if not given. Differences of weights have a
+    larger one (`difference_rounding`).
+    """
     if not bool(torch.isfinite(weight_gradient).all() & torch.isfinite(bias_gradient).all()):
         raise CannotRead("update: its gradients have NaN or infinite values; nothing can be read from them.")
     alive = (bias_gradient != 0).nonzero()[:, 0]
     ratios = _divide(weight_gradient, bias_gradient, alive)
     samples = ratios if carrier is None else carrier.read(ratios)
-    tolerance = MERGE_TOLERANCE * torch.finfo(weight_gradient.dtype).eps
+    tolerance = MERGE_TOLERANCE * (torch.finfo(weight_gradient.dtype).eps if rounding is None else rounding)
     keep, support = _merge(samples, bias_gradient[alive].abs(), tolerance)
     order = _rank(samples[keep], support)
     keep = keep[order]
     return Candidates(samples=samples[keep], rows=alive[keep], support=support[order])
+
+
+def difference_rounding(weight: Float[Tensor, "n m"], difference: Float[Tensor, "n m"]) -> float:
+    """The relative error of a difference of weights: they are rounded to their own size, not to that of the step."""
+    sizes, moved = weight.norm(dim=1), difference.norm(dim=1)
+    ratio = (sizes[moved > 0] / moved[moved > 0]).median() if bool((moved > 0).any()) else torch.ones(())
+    return torch.finfo(weight.dtype).eps * max(1.0, float(ratio))
 
 
 def _divide(weight_gradient: Tensor, bias_gradient: Tensor, rows: Tensor) -> Tensor:

@@ -1,0 +1,173 @@
+"""A federation of real processes on this machine: one SuperLink, several SuperNodes, ended when the block is left."""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from qbi.errors import QbiError
+
+QUIET = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
+ENDED = ("finished:completed", "finished:failed", "finished:stopped")
+
+
+class FederationFailed(QbiError):
+    """A federation that did not start, did not end in time, or ended badly."""
+
+
+class LocalFederation:
+    """`with LocalFederation(3) as federation: federation.run(app, {...})`. Nothing is left running after the block."""
+
+    def __init__(
+        self, clients: int, *, node_config: Mapping[str, str] | None = None, start_within: float = 60.0
+    ) -> None:
+        self.clients, self.start_within = clients, start_within
+        self.node_config = dict(node_config or {})
+        self.home = Path(tempfile.mkdtemp(prefix="qbi-flower-"))
+        self.nodes: list[subprocess.Popen[bytes]] = []
+        self.link: subprocess.Popen[bytes] | None = None
+        # Flower starts programs of its own by name.
+        programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+        self.environment = {**os.environ, **QUIET, "FLWR_HOME": str(self.home), "PATH": programs}
+
+    def __enter__(self) -> "LocalFederation":
+        api, *rest = [_free_port() for _ in range(1 + self.clients)]
+        config = f'[superlink]\ndefault = "here"\n\n[superlink.here]\naddress = "127.0.0.1:{api}"\ninsecure = true\n'
+        (self.home / "config.toml").write_text(config)
+        try:
+            self.link = self._start(
+                "superlink",
+                "flower-superlink",
+                "--insecure",
+                *("--host", "127.0.0.1", "--port", str(api)),
+            )
+            self._wait_for(api)
+            for number, port in enumerate(rest):
+                settings = {"partition-id": number, "num-partitions": self.clients}
+                words = [f"{k}={v}" for k, v in settings.items()] + [f'{k}="{v}"' for k, v in self.node_config.items()]
+                self.nodes.append(
+                    self._start(
+                        f"supernode-{number}",
+                        "flower-supernode",
+                        "--insecure",
+                        *("--superlink", f"127.0.0.1:{api}"),
+                        *("--port", str(port)),
+                        *("--node-config", " ".join(words)),
+                    )
+                )
+        except BaseException:
+            self._end()
+            raise
+        return self
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, _value: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        self._end()
+
+    def run(self, app: Path, config: Mapping[str, Any], *, within: float = 180.0) -> str:
+        """Submit an app and wait for its end; the status is Flower's own, since its command exits 0 on failure."""
+        words = " ".join(f"{k}={_toml(v)}" for k, v in config.items())
+        done = self._ask("run", str(app), "here", "--run-config", words, "--format", "json")
+        run = str(done.get("run-id", ""))
+        if not run:
+            raise FederationFailed(f"federation: the app was not taken ({done}).")
+        deadline = time.monotonic() + within
+        while time.monotonic() < deadline:
+            status = self.status(run)
+            if status in ENDED:
+                return status
+            time.sleep(1.0)
+        self._ask("stop", run, "here", "--format", "json")
+        raise FederationFailed(f"federation: run {run} did not end within {within:g} s; see {self.home}.")
+
+    def status(self, run: str) -> str:
+        """What Flower says of a run."""
+        found = self._ask("list", "here", "--run-id", run, "--format", "json")
+        runs = found.get("runs", [])
+        return str(runs[0]["status"]) if runs else "unknown"
+
+    def kill(self, number: int) -> None:
+        """End one client the hard way, with everything it started."""
+        _kill(self.nodes[number])
+
+    def log(self, name: str) -> str:
+        """What one process said: `superlink` or `supernode-0` …"""
+        return (self.home / f"{name}.log").read_text(errors="replace")
+
+    def _start(self, name: str, program: str, *arguments: str) -> subprocess.Popen[bytes]:
+        command = [str(Path(sys.executable).parent / program), *arguments]
+        with (self.home / f"{name}.log").open("wb") as file:
+            return subprocess.Popen(
+                command, env=self.environment, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
+            )
+
+    def _ask(self, *arguments: str) -> dict[str, Any]:
+        command = [str(Path(sys.executable).parent / "flwr"), *arguments]
+        done = subprocess.run(
+            command, env=self.environment, capture_output=True, text=True, timeout=self.start_within, check=False
+        )
+        start = done.stdout.find("{")
+        try:
+            return dict(json.loads(done.stdout[start:]))
+        except (json.JSONDecodeError, ValueError) as problem:
+            said = (done.stdout + done.stderr).strip()[-300:]
+            raise FederationFailed(f"federation: flwr {arguments[0]} gave no answer ({said}).") from problem
+
+    def _wait_for(self, port: int) -> None:
+        deadline = time.monotonic() + self.start_within
+        while time.monotonic() < deadline:
+            with socket.socket() as probe:
+                probe.settimeout(0.5)
+                if probe.connect_ex(("127.0.0.1", port)) == 0:
+                    return
+            if self.link is not None and self.link.poll() is not None:
+                break
+            time.sleep(0.2)
+        raise FederationFailed(f"federation: the SuperLink did not start ({self.log('superlink')[-300:]}).")
+
+    def _end(self) -> None:
+        for process in [*self.nodes, *([self.link] if self.link is not None else [])]:
+            _kill(process)
+        shutil.rmtree(self.home, ignore_errors=True)
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """The process and its whole session: Flower starts one process an app."""
+    import signal
+
+    for sign in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.killpg(process.pid, sign)
+        except ProcessLookupError:
+            break
+        try:
+            process.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            continue
+    process.wait(timeout=10)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return json.dumps(value)
