@@ -162,6 +162,13 @@ def test_the_strength_says_what_is_reported(photos):
         assert (Judged("", "", model_suspicion(state)).strength > 1) == bool(inspect_parameters(state))
 
 
+def test_narrow_layers_are_not_taken_for_crafted():
+    for seed in range(20):
+        torch.manual_seed(seed)
+        assert inspect_parameters(nn.Sequential(nn.Linear(3, 60), nn.ReLU(), nn.Linear(60, 4)).state_dict()) == []
+        assert inspect_parameters(nn.Sequential(nn.Linear(16, 200), nn.ReLU()).state_dict()) == []
+
+
 def test_roc_goes_from_nothing_to_everything():
     points = roc([0.1, 0.2, 0.3, 0.9], [0.5, 0.8, 1.5])
     assert points[0] == (0.0, 0.0)

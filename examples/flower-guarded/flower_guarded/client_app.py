@@ -1,5 +1,7 @@
 """A client as one writes it for Flower; the guard is one line."""
 
+import time
+
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
@@ -21,6 +23,7 @@ def train_here(msg: Message, context: Context) -> Message:
     model = make_model()
     model.load_state_dict(msg.content["arrays"].to_torch_state_dict())
     x, y = load_data(**settings_of(context))
+    time.sleep(float(context.run_config.get("pause", 0.0)))
     loss = train(
         model,
         x,

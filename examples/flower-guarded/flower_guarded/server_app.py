@@ -23,7 +23,7 @@ def main(grid: Grid, context: Context) -> None:
     if config["attack"] == "qbi":
         sample = torch.randn(2, *SHAPE, generator=torch.Generator().manual_seed(0))
         crafted = craft(model, QBI(int(config["batch-size"])), sample, seed=int(config["seed"]))
-    inner = FedAvg(fraction_train=1.0, fraction_evaluate=1.0, min_available_nodes=2)
+    inner = FedAvg(fraction_train=1.0, fraction_evaluate=1.0 if config["evaluate"] else 0.0, min_available_nodes=2)
     strategy = Recording(inner, Path(str(config["out"])), crafted=crafted, shape=SHAPE)
     strategy.start(
         grid=grid,

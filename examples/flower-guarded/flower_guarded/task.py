@@ -7,7 +7,6 @@ from flwr.app import Context
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from qbi.carrier import flat
 from qbi.data.images import normalised
 from qbi.data.open import open_images
 
@@ -58,6 +57,3 @@ def settings_of(context: Context) -> dict[str, object]:
         "source": str(context.run_config.get("data", "photos")),
         "images": int(context.run_config.get("images", 400)),
     }
-
-
-__all__ = ["SHAPE", "accuracy", "flat", "load_data", "make_model", "settings_of", "train"]

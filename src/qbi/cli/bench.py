@@ -47,7 +47,7 @@ def bench(
         results.append(bench_pairs(shape, data, seed=seed, repeats=repeats))
         del data
         results.append(bench_aggp(shape, where, seed=seed, repeats=repeats))
-    cost = bench_step(where, seed=seed)
+    cost = bench_step(where, seed=seed, repeats=max(2, repeats))
     document = {
         "machine": _machine(where),
         "date": datetime.now(UTC).date().isoformat(),

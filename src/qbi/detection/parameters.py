@@ -16,6 +16,9 @@ from torch import Tensor
 BOUNDS = {"negative bias": 1.0, "mirrored halves": 2.5, "parallel rows": 3.0, "identity kernels": 2.0}
 """Suspicion above which a row is reported, by detector; how they were chosen is told in `docs/detection.md`."""
 
+FEWEST_INPUTS = 16
+"""Linear layers with fewer inputs are not judged: chance alone makes their rows parallel, and b/‖w‖ as large as 1.7/√M."""
+
 FEWEST_ROWS = 3
 """Fewer suspicious rows than this, in layers of at least ten times as many, are not reported."""
 
@@ -86,11 +89,11 @@ def _scores(state: Mapping[str, Tensor]) -> Iterator[tuple[str, dict[str, Tensor
 
 
 def _linear_signs(weight: Float[Tensor, "n m"], bias: Tensor | None) -> dict[str, Tensor]:
-    found = {}
+    if weight.shape[1] < FEWEST_INPUTS:
+        return {}
+    found = {"mirrored halves": mirror_scores(weight)}
     if bias is not None and bias.shape == weight.shape[:1]:
         found["negative bias"] = bias_scores(weight, bias)
-    if weight.shape[1] >= 4:
-        found["mirrored halves"] = mirror_scores(weight)
     if len(weight) > 1:
         found["parallel rows"] = parallel_scores(weight)
     return found

@@ -73,7 +73,6 @@ def as_inputs(sample: Tensor | Inputs) -> Inputs:
 def trace(model: nn.Module, sample: Tensor | Inputs) -> Traced:
     """The model's graph on a probe. The model is left as it was, in train mode, as a client would run it."""
     inputs = as_inputs(sample)
-    _try_forward(model, inputs)
     reasons = []
     ways: list[tuple[How, Callable[[nn.Module, Inputs], fx.Graph]]] = [
         ("fx", _by_fx),
@@ -89,6 +88,7 @@ def trace(model: nn.Module, sample: Tensor | Inputs) -> Traced:
             reasons.append(f"{how}: {_first_line(problem)}")
             continue
         return Traced(model, graph, how, "; ".join(reasons), values)
+    _try_forward(model, inputs)
     raise CannotMount(f"model: its structure cannot be found ({'; '.join(reasons)}).")
 
 

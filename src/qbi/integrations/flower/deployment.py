@@ -29,12 +29,20 @@ class FederationFailed(QbiError):
 
 
 class LocalFederation:
-    """`with LocalFederation(3) as federation: federation.run(app, {...})`. Nothing is left running after the block."""
+    """`with LocalFederation(3) as federation: federation.run(app, {...})`. Nothing is left running after the block.
+
+    Clients are processes of their own (SuperNodes), or virtual ones on Ray where `simulated`.
+    """
 
     def __init__(
-        self, clients: int, *, node_config: Mapping[str, str] | None = None, start_within: float = 60.0
+        self,
+        clients: int,
+        *,
+        simulated: bool = False,
+        node_config: Mapping[str, str] | None = None,
+        start_within: float = 60.0,
     ) -> None:
-        self.clients, self.start_within = clients, start_within
+        self.clients, self.simulated, self.start_within = clients, simulated, start_within
         self.node_config = dict(node_config or {})
         self.home = Path(tempfile.mkdtemp(prefix="qbi-flower-"))
         self.nodes: list[subprocess.Popen[bytes]] = []
@@ -53,9 +61,10 @@ class LocalFederation:
                 "flower-superlink",
                 "--insecure",
                 *("--host", "127.0.0.1", "--port", str(api)),
+                *(("--simulation",) if self.simulated else ()),
             )
             self._wait_for(api)
-            for number, port in enumerate(rest):
+            for number, port in enumerate([] if self.simulated else rest):
                 settings = {"partition-id": number, "num-partitions": self.clients}
                 words = [f"{k}={v}" for k, v in settings.items()] + [f'{k}="{v}"' for k, v in self.node_config.items()]
                 self.nodes.append(
@@ -81,7 +90,8 @@ class LocalFederation:
     def run(self, app: Path, config: Mapping[str, Any], *, within: float = 180.0) -> str:
         """Submit an app and wait for its end; the status is Flower's own, since its command exits 0 on failure."""
         words = " ".join(f"{k}={_toml(v)}" for k, v in config.items())
-        done = self._ask("run", str(app), "here", "--run-config", words, "--format", "json")
+        virtual = ("--federation-config", f"num-supernodes={self.clients}") if self.simulated else ()
+        done = self._ask("run", str(app), "here", "--run-config", words, *virtual, "--format", "json")
         run = str(done.get("run-id", ""))
         if not run:
             raise FederationFailed(f"federation: the app was not taken ({done}).")
@@ -90,7 +100,7 @@ class LocalFederation:
             status = self.status(run)
             if status in ENDED:
                 return status
-            time.sleep(1.0)
+            time.sleep(4.0)
         self._ask("stop", run, "here", "--format", "json")
         raise FederationFailed(f"federation: run {run} did not end within {within:g} s; see {self.home}.")
 

@@ -1,0 +1,42 @@
+"""One command for the simulation, one for real processes: `python run.py simulation`, `python run.py deployment`."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from qbi.integrations.flower.deployment import LocalFederation
+
+HERE = Path(__file__).parent
+
+
+def main() -> None:
+    """Run the example once and say where the results are."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("how", choices=["simulation", "deployment"])
+    parser.add_argument("--clients", type=int, help="default: 10 simulated, 3 as processes")
+    parser.add_argument("--attack", choices=["", "qbi"], default="")
+    parser.add_argument("--no-guard", action="store_true")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--data", default="photos")
+    parser.add_argument("--out", type=Path, default=Path("out/federation"))
+    parser.add_argument("--seed", type=int, default=0)
+    chosen = parser.parse_args()
+    config = {
+        "rounds": 1 if chosen.attack else chosen.rounds,
+        "attack": chosen.attack,
+        "local-steps": 1 if chosen.attack else 0,
+        "learning-rate": 1.0 if chosen.attack else 0.05,
+        "guard": not chosen.no_guard,
+        "data": chosen.data if chosen.data == "photos" else str(Path(chosen.data).resolve()),
+        "out": str(chosen.out.resolve()),
+        "seed": chosen.seed,
+    }
+    simulated = chosen.how == "simulation"
+    with LocalFederation(chosen.clients or (10 if simulated else 3), simulated=simulated) as federation:
+        status = federation.run(HERE, config, within=600.0)
+    print(f"{status}; results in {chosen.out}")
+    sys.exit(0 if status == "finished:completed" else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,306 @@
+"""The guard and the recording server in Flower: message by message, on Ray, and over real processes."""
+
+import json
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("flwr", reason="the extra flower is not installed")
+
+import torch
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+from safetensors.torch import load_file
+from torch import nn
+
+from qbi.attacks import QBI
+from qbi.integrations.flower import craft, guarded_by, leak_guard, load_arrays, save_arrays, state_of
+from qbi.integrations.flower.deployment import LocalFederation
+from qbi.integrations.flower.guard import REFUSED
+from qbi.metrics import match, thresholds_for
+
+EXAMPLE = Path(__file__).parents[1] / "examples/flower-guarded"
+
+
+def make():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(40, 60), nn.BatchNorm1d(60), nn.ReLU(), nn.Linear(60, 4))
+
+
+def plain():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(40, 60), nn.ReLU(), nn.Linear(60, 4))
+
+
+X = torch.randn(12, 40, generator=torch.Generator().manual_seed(1))
+Y = torch.arange(12) % 4
+
+
+@pytest.fixture(autouse=True)
+def in_a_run(monkeypatch):
+    """A message belongs to a run; outside of one, its makers must be told which."""
+    from flwr.supercore.task_identity import TaskIdentity
+
+    for name, value in (("_task_id", 1), ("_run_id", 1), ("_node_id", 7)):
+        monkeypatch.setattr(TaskIdentity, name, value)
+
+
+def asked(state, kind="train"):
+    return Message(RecordDict({"arrays": ArrayRecord(state)}), dst_node_id=1, message_type=kind)
+
+
+def context(**config):
+    return Context(run_id=1, node_id=7, node_config=config.pop("node", {}), state=RecordDict(), run_config=config)
+
+
+def trainer(model, steps=1, lose_a_layer=False):
+    """Training code as clients write it."""
+
+    def train(msg, ctxt):
+        model.load_state_dict(msg.content["arrays"].to_torch_state_dict())
+        optimiser = torch.optim.SGD(model.parameters(), lr=1.0)
+        for _ in range(steps):
+            optimiser.zero_grad()
+            nn.functional.cross_entropy(model(X), Y).backward()
+            optimiser.step()
+        state = dict(model.state_dict())
+        if lose_a_layer:
+            state.popitem()
+        return Message(
+            RecordDict({"arrays": ArrayRecord(state), "metrics": MetricRecord({"num-examples": 12})}), reply_to=msg
+        )
+
+    return train
+
+
+def crafted():
+    return craft(plain(), QBI(12), X[:2])
+
+
+def recall(sent, reply):
+    difference = {n: v - state_of(reply.content["arrays"])[n] for n, v in state_of(sent).items()}
+    found = crafted().read(difference, {}, 12)
+    return match(found.samples, X, thresholds_for(4.0))[1].recall
+
+
+@pytest.mark.parametrize("policy", ["report", "noise", "aggp", "drop", "skip"])
+def test_the_mod_protects_a_round(policy):
+    sent = crafted().arrays
+    reply = guarded_by(policy=policy, inspect="warn")(asked(state_of(sent)), context(), trainer(plain()))
+    assert not reply.has_error()
+    assert (recall(sent, reply) > 0.5) == (policy == "report")
+
+
+def test_a_benign_model_passes_and_keeps_its_buffers():
+    model = make()
+    reply = leak_guard(asked(model.state_dict()), context(**{"qbi-policy": "noise"}), trainer(make()))
+    assert not reply.has_error()
+    state = state_of(reply.content["arrays"])
+    assert state["1.num_batches_tracked"].dtype == torch.int64
+    assert int(state["1.num_batches_tracked"]) == 1
+    assert state.keys() == model.state_dict().keys()
+
+
+REFUSALS = {
+    "a crafted model": (lambda: state_of(crafted().arrays), lambda: trainer(plain()), {}, "looks crafted"),
+    "NaN": (lambda: {n: p * torch.nan for n, p in plain().state_dict().items()}, lambda: trainer(plain()), {}, "NaN"),
+    "wrong shapes": (
+        lambda: nn.Sequential(nn.Linear(3, 60), nn.ReLU(), nn.Linear(60, 4)).state_dict(),
+        lambda: trainer(plain()),
+        {},
+        "training failed",
+    ),
+    "a layer without bias": (
+        lambda: {n: p for n, p in plain().state_dict().items() if n != "0.bias"},
+        lambda: trainer(plain()),
+        {},
+        "training failed",
+    ),
+    "training that raises": (
+        lambda: plain().state_dict(),
+        lambda: _raising,
+        {},
+        "training failed (RuntimeError: sorry)",
+    ),
+    "training that is not seen": (
+        lambda: plain().state_dict(),
+        lambda: trainer(plain(), steps=0),
+        {},
+        "no optimiser step",
+    ),
+    "another model in the reply": (
+        lambda: plain().state_dict(),
+        lambda: trainer(plain(), lose_a_layer=True),
+        {},
+        "one side only",
+    ),
+    "a leaking step": (
+        lambda: state_of(crafted().arrays),
+        lambda: trainer(plain()),
+        {"qbi-policy": "refuse", "qbi-inspect": "off"},
+        "could be read",
+    ),
+    "an unknown policy": (lambda: plain().state_dict(), lambda: trainer(plain()), {"qbi-policy": "hope"}, "qbi-policy"),
+    "an unknown inspection": (
+        lambda: plain().state_dict(),
+        lambda: trainer(plain()),
+        {"qbi-inspect": "no"},
+        "qbi-inspect",
+    ),
+}
+
+
+def _raising(msg, ctxt):
+    raise RuntimeError("sorry")
+
+
+@pytest.mark.parametrize(("state", "train", "config", "why"), REFUSALS.values(), ids=REFUSALS.keys())
+def test_the_mod_fails_closed_and_says_why(state, train, config, why):
+    reply = leak_guard(asked(state()), context(**config), train())
+    assert reply.has_error()
+    assert reply.error.code == REFUSED
+    assert why in reply.error.reason
+    assert not reply.has_content()
+
+
+def test_the_node_decides_before_the_run():
+    """Whoever starts a run writes its config; the node's own settings win."""
+    sent = state_of(crafted().arrays)
+    lax = {"qbi-policy": "report", "qbi-inspect": "off"}
+    reply = leak_guard(asked(sent), context(**lax, node={"qbi-inspect": "refuse"}), trainer(plain()))
+    assert reply.has_error()
+    assert not leak_guard(asked(sent), context(**lax), trainer(plain())).has_error()
+
+
+def test_other_messages_pass():
+    said = []
+    reply = leak_guard(asked(plain().state_dict(), "evaluate"), context(), lambda m, c: said.append(m) or m)
+    assert said == [reply]
+
+
+def test_arrays_are_kept_and_read_again(tmp_path):
+    arrays = ArrayRecord(make().state_dict())
+    save_arrays(arrays, tmp_path / "sent.safetensors")
+    again = load_arrays(tmp_path / "sent.safetensors")
+    assert all(torch.equal(v, state_of(arrays)[n]) for n, v in state_of(again).items())
+
+
+def test_without_the_extra_the_import_says_which(tmp_path):
+    code = "import sys; sys.modules['flwr'] = None\nimport qbi.integrations.flower"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "pip install 'qbi[flower]'" in done.stderr
+
+
+SIMULATION = """
+import json, sys
+from pathlib import Path
+import torch
+from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.simulation import run_simulation
+from torch import nn
+from qbi.attacks import QBI
+from qbi.exposure import count_leaks
+from qbi.federation.exposed import exposed_step
+from qbi.integrations.flower import audit_server_app, guarded_by
+
+out = Path(sys.argv[1])
+
+def make():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(192, 100), nn.ReLU(), nn.Linear(100, 4))
+
+def data(part):
+    return torch.randn(10, 192, generator=torch.Generator().manual_seed(part)), torch.arange(10) % 4
+
+def client(mods):
+    app = ClientApp(mods=mods)
+
+    @app.train()
+    def train(msg, ctxt):
+        model = make()
+        model.load_state_dict(msg.content["arrays"].to_torch_state_dict())
+        part = int(ctxt.node_config["partition-id"])
+        x, y = data(part)
+        leak = count_leaks(exposed_step(model, x, y, layers=["0"]).exposures[0])
+        (out / f"count-{part}.json").write_text(json.dumps(leak.samples.nonzero()[:, 0].tolist()))
+        optimiser = torch.optim.SGD(model.parameters(), lr=10.0)
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimiser.step()
+        content = RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": MetricRecord({"num-examples": 10})})
+        return Message(content, reply_to=msg)
+
+    return app
+
+resources = {"client_resources": {"num_cpus": 1, "num_gpus": 0}, "init_args": {"num_cpus": 2}}
+for name, mods in (("open", []), ("guarded", [guarded_by(policy="noise", inspect="warn")])):
+    server = audit_server_app(make, out / name, attack=QBI(10), sample=torch.randn(2, 192), timeout=60)
+    run_simulation(server, client(mods), num_supernodes=10, backend_config=resources)
+"""
+
+
+@pytest.mark.serial
+def test_ten_simulated_clients_leak_what_they_count_and_nothing_when_guarded(tmp_path):
+    script = tmp_path / "simulation.py"
+    script.write_text(textwrap.dedent(SIMULATION))
+    done = subprocess.run(
+        [sys.executable, script, tmp_path], capture_output=True, text=True, timeout=200, check=False, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    truth = [torch.randn(10, 192, generator=torch.Generator().manual_seed(part)) for part in range(10)]
+    counted = {(p, i) for p in range(10) for i in json.loads((tmp_path / f"count-{p}.json").read_text())}
+    for name, expected in (("open", counted), ("guarded", set())):
+        replies = [load_file(path)["samples"] for path in (tmp_path / name).glob("*.safetensors")]
+        assert len(replies) == 10
+        read = set()
+        for samples in replies:
+            for part in range(10):
+                found = match(samples, truth[part], thresholds_for(4.0))[1].recovered
+                read |= {(part, i) for i in found.nonzero()[:, 0].tolist()}
+        assert read == expected
+    assert len(counted) > 50
+
+
+@pytest.fixture(scope="module")
+def federation():
+    with LocalFederation(3) as running:
+        yield running
+    processes = [running.link, *running.nodes]
+    assert all(process.poll() is not None for process in processes)
+
+
+def run(federation, out, **config):
+    settings = {"rounds": 1, "attack": "qbi", "local-steps": 1, "learning-rate": 1.0, "images": 120, "evaluate": False}
+    status = federation.run(EXAMPLE, settings | config | {"out": str(out)}, within=150.0)
+    return status, json.loads((out / "federation.json").read_text())
+
+
+@pytest.mark.serial
+@pytest.mark.timeout(400)
+def test_three_clients_as_processes(federation, tmp_path):
+    status, found = run(federation, tmp_path / "open", guard=False)
+    assert status == "finished:completed"
+    assert len(found["readings"]) == 3
+    assert all(reading["sure"] >= 3 for reading in found["readings"])
+    status, found = run(federation, tmp_path / "guarded", guard=True)
+    assert found["readings"] == []
+    assert len(found["errors"]) == 3
+    assert all("looks crafted" in error["reason"] for error in found["errors"])
+
+
+@pytest.mark.serial
+@pytest.mark.timeout(400)
+def test_a_client_killed_in_mid_round_does_not_stop_the_others(federation, tmp_path):
+    import threading
+
+    killer = threading.Timer(9.0, federation.kill, args=[2])
+    killer.start()
+    try:
+        status, found = run(federation, tmp_path / "killed", guard=False, timeout=25.0, pause=8.0)
+    finally:
+        killer.cancel()
+    assert status == "finished:completed"
+    assert {len(found["readings"])} <= {2, 3}
+    assert federation.nodes[2].poll() is not None
