@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from qbi.data.images import normalised
 from qbi.data.open import open_images
+from qbi.data.photos import synthetic_photos
 
 SHAPE = (3, 32, 32)
 CLASSES = 10
@@ -21,8 +22,11 @@ def make_model(seed: int = 0) -> nn.Module:
 
 
 def load_data(source: str, images: int, part: int, parts: int) -> tuple[Tensor, Tensor]:
-    """The share of one client: every `parts`-th image."""
-    data = open_images(source if source == "photos" else str(Path(source)), size=SHAPE[1], count=images, seed=0)
+    """The share of one client: photos of its own, or every `parts`-th image of a data set."""
+    if source == "photos":
+        data = synthetic_photos(max(2, images // parts), SHAPE[1], seed=part)
+        return normalised(data, slice(None)), data.labels % CLASSES
+    data = open_images(str(Path(source)), size=SHAPE[1], count=images, seed=0)
     chosen = torch.arange(part, len(data), parts)
     return normalised(data, chosen), data.labels[chosen] % CLASSES
 

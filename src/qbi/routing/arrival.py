@@ -1,0 +1,134 @@
+"""Where the sample stands when it has come to the layer, and the check that it is the same."""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from qbi.carrier import Affine, Carrier, Loss, Normalised, Step, flat
+from qbi.errors import CannotMount
+from qbi.routing.graph import Inputs
+from qbi.routing.path import BatchNorm, Unreachable
+from qbi.routing.route import Route, first_places, noted
+
+
+def arrive(target: nn.Module, route: Route) -> Carrier:
+    """Where the sample stands in the input of the layer."""
+    assert isinstance(target, nn.Linear)
+    if not isinstance(route.plus, Tensor):
+        raise Unreachable("the layer takes several tensors at once.")
+    losses = route.losses
+    if route.plus.dim() > 1:
+        return _arrive_by_token(target, route)
+    places = first_places(route.plus, route.count)
+    kept = (places >= 0).nonzero()[:, 0]
+    columns = places[kept]
+    negative = None if route.minus is None else first_places(route.minus, route.count)[kept]
+    affine = Affine(route.scale.flatten()[columns], route.offset.flatten()[columns])
+    steps = tuple(_kept(step, kept) for step in route.steps) + noted(affine)
+    plain = negative is None and torch.equal(columns, torch.arange(target.in_features)) and len(kept) == route.count
+    shape = route.shape if len(kept) == route.count else (len(kept),)
+    return Carrier(
+        shape=shape,
+        width=target.in_features,
+        columns=None if plain else columns,
+        negative=negative,
+        steps=steps,
+        embedding=route.embedding,
+        losses=losses,
+        places=kept[None] if route.whole else None,
+    )
+
+
+def _kept(step: Step, kept: Tensor) -> Step:
+    if isinstance(step, Normalised):
+        return replace(step, channel=step.channel[kept])
+    return Affine(step.scale[kept], step.offset[kept])
+
+
+def _arrive_by_token(target: nn.Linear, route: Route) -> Carrier:
+    """A layer that acts on each position by itself reads positions, not samples."""
+    plus = route.plus.reshape(-1, route.plus.shape[-1])
+    full = (plus > 0).all(0)
+    if not bool(full.any()):
+        full = (plus > 0).any(0)
+    columns = full.nonzero()[:, 0]
+    minus = None
+    if route.minus is not None:
+        second = route.minus.reshape(-1, plus.shape[-1])
+        where = {tuple(second[:, c].tolist()): c for c in range(second.shape[1]) if bool(second[:, c].any())}
+        minus = torch.tensor([where[tuple(plus[:, c].tolist())] for c in columns.tolist()])
+    scale = route.scale.reshape(-1, plus.shape[-1])[:, columns]
+    offset = route.offset.reshape(-1, plus.shape[-1])[:, columns] + route.base * scale
+    count = len(plus)
+    reason = (
+        f"it sees {count} positions of {len(columns)} values one by one: single positions are read, not whole samples."
+    )
+    return Carrier(
+        shape=(len(columns),),
+        width=target.in_features,
+        columns=columns,
+        negative=minus,
+        # What stood on the values before a normalisation differs by position and is not undone here.
+        steps=noted(Affine(scale[0], offset[0])),
+        embedding=route.embedding,
+        losses=(*route.losses, Loss("the layer itself:", reason)),
+        places=plus[:, columns] - 1 if route.whole and not route.steps else None,
+        tokens=count,
+    )
+
+
+def check_arrival(model: nn.Module, layer: str, inputs: Inputs, sample: Tensor, carrier: Carrier) -> None:
+    """Run the probe through and compare, where the sample is still the client's own.
+
+    Normalisation layers act as their affine part alone: what they take away is undone later, from statistics.
+    """
+    if carrier.places is None or (carrier.embedding is not None and sample.is_floating_point()):
+        return
+    caught: list[Tensor] = []
+    norms = [model.get_submodule(s.layer) for s in carrier.steps if isinstance(s, Normalised)]
+    hooks = [norm.register_forward_hook(lambda m, given, _out: _affine(m, given[0])) for norm in norms]
+    target = model.get_submodule(layer)
+    hooks.append(target.register_forward_pre_hook(lambda _m, given: caught.append(given[0].detach())))
+    if carrier.embedding is not None:
+        table = model.get_submodule(carrier.embedding)
+        embedded: list[Tensor] = []
+        hooks.append(table.register_forward_hook(lambda _m, _g, out: embedded.append(out.detach())))
+    buffers = {n: b.clone() for n, b in model.named_buffers()}
+    try:
+        # Convolutions on an accelerator round to ten bits by default; what is asked here is whether the layers are right.
+        with torch.no_grad(), torch.backends.cudnn.flags(allow_tf32=False), torch.random.fork_rng(devices=[]):
+            model.train()(*inputs)
+            for name, buffer in model.named_buffers():
+                buffer.copy_(buffers[name])
+    finally:
+        for hook in hooks:
+            hook.remove()
+    truth = flat(embedded[0] if carrier.embedding is not None else sample)
+    places = carrier.places.to(truth.device)
+    expected = truth[:, places].reshape(-1, places.shape[-1])
+    arrived = carrier.read(caught[0].reshape(-1, caught[0].shape[-1]))
+    for step in reversed(carrier.steps):
+        if isinstance(step, Affine):
+            arrived = (arrived - step.offset.to(arrived)) / step.scale.to(arrived)
+        else:
+            norm = model.get_submodule(step.layer)
+            beta = getattr(norm, "bias", None)
+            arrived = arrived - (0.0 if beta is None else float(beta.detach().flatten()[0]))
+    added = max((float(s.offset.abs().max()) for s in carrier.steps if isinstance(s, Affine)), default=0.0)
+    error = float((arrived - expected).abs().max())
+    if not error <= 1e-5 * (1 + float(truth.abs().max()) + added):
+        raise CannotMount(
+            f"{layer}: the probe arrives with an error of {error:.2g}; the layers up to here do not act "
+            "as the identity. Values below the shift are cut by a ReLU: normalise the data or raise the shift."
+        )
+
+
+def _affine(layer: nn.Module, values: Tensor) -> Tensor:
+    assert isinstance(layer, BatchNorm | nn.LayerNorm)
+    if layer.weight is None:
+        return values
+    if isinstance(layer, nn.LayerNorm):
+        return values * layer.weight + (0 if layer.bias is None else layer.bias)
+    view = (1, -1, *([1] * (values.dim() - 2)))
+    return values * layer.weight.view(view) + layer.bias.view(view)
