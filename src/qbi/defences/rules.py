@@ -155,13 +155,16 @@ def noisy_rows(weight: Tensor, bias: Tensor, relative: float, generator: torch.G
     if not relative:
         return weight, bias
 
-    def noise(like: Tensor) -> Tensor:
-        return torch.randn(like.shape, generator=generator, device=generator.device).to(like)
-
     size = relative * weight.square().mean(1).sqrt()
     # The bias entry is one of M + 1: hidden like the others, and never less than its own size asks for.
     own = torch.maximum(size, relative * bias.abs())
-    return weight + size[:, None] * noise(weight), bias + own * noise(bias)
+    return torch.addcmul(weight, size[:, None], _noise(weight, generator)), torch.addcmul(
+        bias, own, _noise(bias, generator)
+    )
+
+
+def _noise(like: Tensor, generator: torch.Generator) -> Tensor:
+    return torch.randn(like.shape, generator=generator, device=generator.device).to(like)
 
 
 @dataclass(frozen=True)

@@ -116,14 +116,19 @@ def bias_scores(weight: Float[Tensor, "n m"], bias: Float[Tensor, " n"]) -> Floa
 
 def mirror_scores(weight: Float[Tensor, "n m"]) -> Float[Tensor, " n"]:
     """How far the sorted positive half is from a multiple of the sorted negative half; 0 for trap weights."""
-    ordered = weight.sort(1).values
+    below, above = (weight < 0).sum(1), (weight > 0).sum(1)
+    scores = weight.new_ones(len(weight))
+    # Sorting is what costs: only rows with as many entries on either side can be mirrored at all.
+    rows = (((below - above).abs() <= 1) & (below > 1)).nonzero()[:, 0]
+    if len(rows) == 0:
+        return scores
+    ordered = weight[rows].sort(1).values
     half = weight.shape[1] // 2
     # Both halves by ascending magnitude, zeros first; an odd row's middle entry stands in neither.
     n, p = -ordered[:, :half].flip(1), ordered[:, -half:]
     ratio = (n * p).sum(1) / n.square().sum(1).clamp_min(1e-30)
-    away = (p - ratio[:, None] * n).norm(dim=1) / p.norm(dim=1).clamp_min(1e-30)
-    below, above = (ordered < 0).sum(1), (ordered > 0).sum(1)
-    return torch.where(((below - above).abs() <= 1) & (below > 1), away, 1.0)
+    scores[rows] = (p - ratio[:, None] * n).norm(dim=1) / p.norm(dim=1).clamp_min(1e-30)
+    return scores
 
 
 def parallel_scores(weight: Float[Tensor, "n m"]) -> Float[Tensor, " n"]:
