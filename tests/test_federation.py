@@ -130,7 +130,7 @@ def crafted_model():
     return mount(plain, QBI(12), x[:2], generator(0)).model, x, torch.arange(12) % 4
 
 
-@pytest.mark.parametrize("policy", ["report", "noise", "aggp", "drop", "skip"])
+@pytest.mark.parametrize("policy", ["report", "auto", "noise", "aggp", "drop", "skip"])
 def test_the_ambient_guard_watches_any_training(policy):
     model, x, y = crafted_model()
     before = {n: p.detach().clone() for n, p in model.named_parameters()}

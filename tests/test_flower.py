@@ -85,7 +85,7 @@ def recall(sent, reply):
     return match(found.samples, X, thresholds_for(4.0))[1].recall
 
 
-@pytest.mark.parametrize("policy", ["report", "noise", "aggp", "drop", "skip"])
+@pytest.mark.parametrize("policy", ["report", "auto", "noise", "aggp", "drop", "skip"])
 def test_the_mod_protects_a_round(policy):
     sent = crafted().arrays
     reply = guarded_by(policy=policy, inspect="warn")(asked(state_of(sent)), context(), trainer(plain()))

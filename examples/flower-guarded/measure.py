@@ -39,9 +39,9 @@ def timed(msg: Message, context: Context, call_next) -> Message:
     return reply
 
 
-def client_app(data: str, images: int, held_out: int, *, guard: bool, seed: int) -> ClientApp:
+def client_app(data: str, images: int, held_out: int, *, guard: bool, seed: int, policy: str) -> ClientApp:
     """The example's client, its settings fixed; the first `held_out` images of the data are nobody's."""
-    app = ClientApp(mods=[timed, *([guarded_by(policy="noise", inspect="refuse")] if guard else [])])
+    app = ClientApp(mods=[timed, *([guarded_by(policy=policy, inspect="refuse")] if guard else [])])
 
     @app.train()
     def train_here(msg: Message, context: Context) -> Message:
@@ -65,7 +65,9 @@ def client_app(data: str, images: int, held_out: int, *, guard: bool, seed: int)
     return app
 
 
-def simulate(clients: int, rounds: int, data: str, images: int, *, guard: bool, seed: int, held_out: int = 0) -> dict:
+def simulate(
+    clients: int, rounds: int, data: str, images: int, *, guard: bool, seed: int, held_out: int = 0, policy: str
+) -> dict:
     """One simulation: accuracy on what nobody trained on, seconds of each round, seconds of each client."""
     found: dict = {"rounds": [], "clients": []}
     app = ServerApp()
@@ -95,7 +97,9 @@ def simulate(clients: int, rounds: int, data: str, images: int, *, guard: bool, 
             per = held_out // clients
             found["accuracy"] = statistics.fmean(accuracy(model, x[:per], y[:per]) for x, y in parts)
 
-    run_simulation(app, client_app(data, images, held_out, guard=guard, seed=seed), clients, backend_config=BACKEND)
+    run_simulation(
+        app, client_app(data, images, held_out, guard=guard, seed=seed, policy=policy), clients, backend_config=BACKEND
+    )
     return found
 
 
@@ -107,6 +111,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--data", default="photos")
+    parser.add_argument("--policy", default="auto")
     parser.add_argument("--images", type=int, default=0, help="built-in images; default 40 a client")
     chosen = parser.parse_args()
     data = chosen.data if chosen.data == "photos" else str(Path(chosen.data).resolve())
@@ -116,7 +121,9 @@ def main() -> None:
     out = []
     for seed in range(chosen.seeds):
         for guard in (False, True):
-            found = simulate(chosen.clients, rounds, data, images, guard=guard, seed=seed, held_out=held_out)
+            found = simulate(
+                chosen.clients, rounds, data, images, guard=guard, seed=seed, held_out=held_out, policy=chosen.policy
+            )
             usage = resource.getrusage(resource.RUSAGE_CHILDREN)
             out.append(
                 {

@@ -41,12 +41,14 @@ class Exposure:
 
 def row_errors(exposure: Exposure) -> Float64[Tensor, "n b"]:
     """Mean squared error between each row's quotient and each sample; infinite for rows without a quotient."""
-    shares = exposure.shares.double()
+    return _mixture_errors(exposure.shares.double(), gram(exposure.inputs), exposure.inputs.shape[1])
+
+
+def _mixture_errors(shares: Tensor, matrix: Tensor, features: int) -> Float64[Tensor, "n b"]:
     total = shares.sum(1, keepdim=True)
     weights = shares / total
-    matrix = gram(exposure.inputs)
     own = (weights @ matrix * weights).sum(1, keepdim=True)
-    errors = (own - 2 * weights @ matrix + matrix.diagonal()) / exposure.inputs.shape[1]
+    errors = (own - 2 * weights @ matrix + matrix.diagonal()) / features
     return torch.where((total != 0) & weights.isfinite().all(1, keepdim=True), errors.clamp_min(0), torch.inf)
 
 
@@ -68,3 +70,29 @@ def count_leaks(exposure: Exposure, *, threshold: float = EXACT) -> Leak:
     """The samples that single rows give away, named."""
     near = row_errors(exposure) < threshold
     return Leak(layer=exposure.layer, samples=near.any(0), rows=near.any(1))
+
+
+MOST_PAIRS = 2**14
+"""Pairs of rows that are looked at for differences, the closest first."""
+
+
+def difference_leaks(exposure: Exposure, *, threshold: float = EXACT) -> Bool[Tensor, " b"]:
+    """Samples that the difference of two rows gives away: what imprint and mirrored rows live on.
+
+    Two rows differ by one sample only where both weigh all others alike, and then the difference is no longer than the
+    longer of the two. Benign rows rarely come that close, since their outgoing weights differ; only pairs that do are
+    worked out. Combinations of three rows or more are not seen.
+    """
+    shares = exposure.shares.double()
+    norms = shares.square().sum(1)
+    apart = norms[:, None] + norms - 2 * shares @ shares.T
+    longer = torch.maximum(norms[:, None], norms)
+    alike = (apart <= (1 + 1e-9) * longer) & (apart > 1e-12 * longer) & (torch.minimum(norms[:, None], norms) > 0)
+    first, second = alike.triu(1).nonzero(as_tuple=True)
+    if len(first) > MOST_PAIRS:
+        closest = (apart / longer)[first, second].topk(MOST_PAIRS, largest=False).indices
+        first, second = first[closest], second[closest]
+    if len(first) == 0:
+        return torch.zeros(shares.shape[1], dtype=torch.bool, device=shares.device)
+    errors = _mixture_errors(shares[first] - shares[second], gram(exposure.inputs), exposure.inputs.shape[1])
+    return (errors < threshold).any(0)

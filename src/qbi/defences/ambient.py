@@ -20,7 +20,7 @@ from torch.utils.hooks import RemovableHandle
 from qbi.defences.aggp import AGGP
 from qbi.defences.guard import POLICIES, LeakRefused, Policy, protect
 from qbi.errors import BadValue
-from qbi.exposure import count_leaks
+from qbi.exposure import count_leaks, difference_leaks
 from qbi.federation.exposed import Watch
 
 log = logging.getLogger("qbi.guard")
@@ -33,7 +33,7 @@ class Tally:
     steps: int = 0
     samples: int = 0
     readable: int = 0
-    """Samples of all steps that a server could have read from that step's gradients alone."""
+    """Samples of all steps that a server could have read from that step's gradients, from a row or a difference of two."""
     rows_changed: int = 0
     first_readable: dict[str, int] = field(default_factory=dict)
     """By shape of the layer: how many were readable in the first step."""
@@ -47,11 +47,11 @@ class Tally:
 class AmbientGuard:
     """Watches every linear layer with a bias and every optimiser inside a `with` block.
 
-    Policies are `LeakGuard`'s: report, noise, aggp, drop, skip, refuse.
+    Policies are `LeakGuard`'s: report, auto, noise, aggp, drop, skip, refuse.
     """
 
     def __init__(
-        self, policy: Policy = "noise", *, settings: AGGP | None = None, fewest: int = 16, seed: int = 0
+        self, policy: Policy = "auto", *, settings: AGGP | None = None, fewest: int = 16, seed: int = 0
     ) -> None:
         if policy not in POLICIES:
             raise BadValue(f"AmbientGuard: no policy is called {policy!r}; there are {', '.join(POLICIES)}.")
@@ -104,7 +104,11 @@ class AmbientGuard:
                 )
         leaks = [count_leaks(exposure) for _, exposure in exposures]
         whole = max((len(e.inputs) for _, e in exposures), default=0)
-        readable = max((leak.count for leak in leaks), default=0)
+        either = [
+            int((leak.samples | difference_leaks(exposure)).sum())
+            for leak, (_, exposure) in zip(leaks, exposures, strict=True)
+        ]
+        readable = max(either, default=0)
         self.tally.steps += 1
         self.tally.samples += whole
         self.tally.readable += readable
@@ -117,6 +121,12 @@ class AmbientGuard:
             self.tally.rows_changed += sum(
                 protect(layer, exposure, self.policy, self.settings, self.fewest, self.generator)
                 for layer, exposure in exposures
+            )
+        elif self.policy == "auto":
+            self.tally.rows_changed += sum(
+                protect(layer, exposure, self.policy, self.settings, self.fewest, self.generator)
+                for (layer, exposure), count in zip(exposures, either, strict=True)
+                if count
             )
         elif readable and self.policy == "skip":
             self._clear(optimiser)

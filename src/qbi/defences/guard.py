@@ -1,6 +1,6 @@
 """A guard around a training step: it counts exactly which samples a server could read, and acts before they leave.
 
-    guard = LeakGuard(model, policy="noise")
+    guard = LeakGuard(model, policy="auto")
     with guard:
         loss = criterion(model(x), y)
         loss.backward()
@@ -22,11 +22,11 @@ from torch import nn
 from qbi.defences.aggp import AGGP, prune_rows_in_place
 from qbi.defences.rules import noisy_rows
 from qbi.errors import BadValue, QbiError
-from qbi.exposure import Exposure, Leak, count_leaks
+from qbi.exposure import Exposure, Leak, count_leaks, difference_leaks
 from qbi.federation.exposed import Watch, vulnerable_layers
 
-Policy = Literal["report", "noise", "aggp", "drop", "skip", "refuse"]
-POLICIES: tuple[Policy, ...] = ("report", "noise", "aggp", "drop", "skip", "refuse")
+Policy = Literal["report", "auto", "noise", "aggp", "drop", "skip", "refuse"]
+POLICIES: tuple[Policy, ...] = ("report", "auto", "noise", "aggp", "drop", "skip", "refuse")
 
 NOISE = 3.0
 """Noise of the policy `noise`, in units of a row's size: see `docs/defences.md`."""
@@ -45,6 +45,8 @@ class GuardReport:
     leaks: tuple[Leak, ...]
     policy: Policy
     rows_changed: int
+    by_differences: int = 0
+    """Samples that the difference of two rows would have given away."""
 
     @property
     def samples(self) -> list[int]:
@@ -55,13 +57,15 @@ class GuardReport:
 
     def __str__(self) -> str:
         where = ", ".join(f"{leak.layer}: {leak.count}" for leak in self.leaks if leak.count) or "none"
-        return f"{len(self.samples)} samples readable ({where}); policy {self.policy}, {self.rows_changed} rows changed"
+        more = f", {self.by_differences} from differences of rows" if self.by_differences else ""
+        return f"{len(self.samples)} samples readable ({where}{more}); policy {self.policy}, {self.rows_changed} rows changed"
 
 
 class LeakGuard:
     """Watches linear layers with a bias during forward and backward passes and protects their gradients.
 
-    Policies: `report` counts only; `noise` hides every row behind noise of three times its size; `aggp` prunes rows as the paper does; `drop` zeroes every row, weight and bias, in
+    Policies: `report` counts only; `noise` hides every row behind noise of three times its size; `auto` does so in the layers and steps in
+    which samples can be read, from a row or from the difference of two, and leaves others alone; `aggp` prunes rows as the paper does; `drop` zeroes every row, weight and bias, in
     which fewer than `fewest` samples stand; `skip` clears all gradients of a leaking step; `refuse` raises on one.
     Several backward passes inside one `with` block are one step (gradient accumulation). Scaled losses are fine: the
     shares of a row only matter relative to each other.
@@ -123,13 +127,17 @@ class LeakGuard:
             self._clear()
             raise LeakRefused("LeakGuard: gradients have NaN or infinite values; they were cleared.")
         leaks = tuple(count_leaks(exposure) for exposure in exposures)
-        leaking = any(leak.count for leak in leaks)
+        differences = [int(difference_leaks(exposure).sum()) for exposure in exposures]
+        unsafe = [leak.count + more > 0 for leak, more in zip(leaks, differences, strict=True)]
+        leaking = any(unsafe)
         changed = 0
         if self.policy in ("noise", "aggp", "drop"):
             changed = sum(self._protect(exposure) for exposure in exposures)
+        elif self.policy == "auto":
+            changed = sum(self._protect(e) for e, leaks_here in zip(exposures, unsafe, strict=True) if leaks_here)
         elif self.policy == "skip" and leaking:
             self._clear()
-        self.report = GuardReport(leaks, self.policy, changed)
+        self.report = GuardReport(leaks, self.policy, changed, max(differences, default=0))
         log.info("%s", self.report)
         if self.policy == "refuse" and leaking:
             self._clear()
@@ -159,7 +167,7 @@ def protect(
     if policy == "aggp":
         prune_rows_in_place(layer.weight.grad, counts, generator, settings)
         return int(((counts > 0) & (counts < settings.cutoff)).sum())
-    if policy == "noise":
+    if policy in ("noise", "auto"):
         assert layer.bias.grad is not None
         layer.weight.grad, layer.bias.grad = noisy_rows(layer.weight.grad, layer.bias.grad, NOISE, generator)
         return int((counts > 0).sum())

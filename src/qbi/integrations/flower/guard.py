@@ -2,7 +2,7 @@
 
     app = ClientApp(mods=[leak_guard])
 
-Settings: `qbi-policy` (report, noise, aggp, drop, skip, refuse), `qbi-inspect` (refuse, warn, off), `qbi-fewest`. They
+Settings: `qbi-policy` (report, auto, noise, aggp, drop, skip, refuse), `qbi-inspect` (refuse, warn, off), `qbi-fewest`. They
 are taken from the node's own config first and from the run's config after it, since whoever starts a run also writes
 the run's config; `guarded_by` fixes them in the client's code. Any PyTorch training code works as it is.
 """
@@ -26,7 +26,7 @@ REFUSED = 4711
 """Code of the error reply."""
 
 INSPECTIONS = ("refuse", "warn", "off")
-DEFAULTS: dict[str, Any] = {"qbi-policy": "noise", "qbi-inspect": "refuse", "qbi-fewest": 16}
+DEFAULTS: dict[str, Any] = {"qbi-policy": "auto", "qbi-inspect": "refuse", "qbi-fewest": 16}
 Next = Callable[[Message, Context], Message]
 Mod = Callable[[Message, Context, Next], Message]
 
