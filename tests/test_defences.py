@@ -20,6 +20,7 @@ from qbi.defences import (
     DropClose,
     DropDominated,
     DropSparse,
+    HideReadable,
     LeakGuard,
     Noise,
     NoisyRows,
@@ -62,6 +63,7 @@ DEFENCES = {
     "sparsify": Sparsify(0.1),
     "noise": Noise(1.0),
     "row noise": NoisyRows(3.0),
+    "hide readable": HideReadable(3.0),
     "chain": chain(DropSparse(2), Noise(0.5)),
 }
 OFF = {
@@ -72,6 +74,7 @@ OFF = {
     "sparsify": Sparsify(1.0),
     "noise": Noise(0.0),
     "row noise": NoisyRows(0.0),
+    "hide readable": HideReadable(0.0),
     "aggp": Pruning(AGGP(lowest=1.0, highest=1.0, random_part=1.0)),
 }
 
@@ -100,7 +103,9 @@ def test_switched_off_it_changes_nothing(defence):
     assert all(torch.equal(g, after[n]) for n, g in step.update.gradients.items())
 
 
-@pytest.mark.parametrize("name", ["aggp", "aggp without bias", "sparse", "dominated", "close", "noise", "row noise"])
+@pytest.mark.parametrize(
+    "name", ["aggp", "aggp without bias", "sparse", "dominated", "close", "noise", "row noise", "hide readable"]
+)
 def test_single_rows_give_nothing_away_any_more(name):
     x, _, step = attacked_step()
     read = lambda s: read_rows(s.update.gradients["0.weight"], s.update.gradients["0.bias"]).samples  # noqa: E731

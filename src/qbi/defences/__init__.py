@@ -4,7 +4,7 @@ from qbi.defences.aggp import AGGP, keep_share, prune_rows, prune_rows_in_place
 from qbi.defences.base import Chain, Defence, StepDefence, chain, protected_step
 from qbi.defences.guard import LeakGuard
 from qbi.defences.private import DPSGD, Guarantee
-from qbi.defences.rules import DropClose, DropDominated, DropSparse, Noise, NoisyRows, Pruning, Sparsify
+from qbi.defences.rules import DropClose, DropDominated, DropSparse, HideReadable, Noise, NoisyRows, Pruning, Sparsify
 
 __all__ = [
     "AGGP",
@@ -15,6 +15,7 @@ __all__ = [
     "DropDominated",
     "DropSparse",
     "Guarantee",
+    "HideReadable",
     "LeakGuard",
     "Noise",
     "NoisyRows",

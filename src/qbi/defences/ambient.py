@@ -18,7 +18,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
 from qbi.defences.aggp import AGGP
-from qbi.defences.guard import POLICIES, LeakRefused, Policy, protect
+from qbi.defences.guard import POLICIES, LeakRefused, Policy, is_finite, protect
 from qbi.errors import BadValue
 from qbi.exposure import count_leaks, difference_leaks
 from qbi.federation.exposed import Watch
@@ -91,7 +91,7 @@ class AmbientGuard:
         moved = {id(p) for group in optimiser.param_groups for p in group["params"] if p.grad is not None}
         for group in optimiser.param_groups:
             for parameter in group["params"]:
-                if parameter.grad is not None and not bool(torch.isfinite(parameter.grad).all()):
+                if parameter.grad is not None and not is_finite(parameter.grad):
                     self._refuse(optimiser, "gradients have NaN or infinite values")
         seen = {n: layer for n, layer in self._layers.items() if id(layer.weight) in moved}
         exposures = []

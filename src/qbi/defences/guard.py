@@ -123,7 +123,7 @@ class LeakGuard:
         except BadValue as problem:
             self._clear()
             raise LeakRefused(f"LeakGuard: it could not look. {problem} The gradients were cleared.") from problem
-        if not all(p.grad is None or bool(torch.isfinite(p.grad).all()) for p in self.model.parameters()):
+        if not all(p.grad is None or is_finite(p.grad) for p in self.model.parameters()):
             self._clear()
             raise LeakRefused("LeakGuard: gradients have NaN or infinite values; they were cleared.")
         leaks = tuple(count_leaks(exposure) for exposure in exposures)
@@ -156,6 +156,11 @@ class LeakGuard:
         if not isinstance(layer, nn.Linear) or layer.bias is None:
             raise BadValue(f"LeakGuard: {name} is not a linear layer with a bias; it cannot be watched.")
         return layer
+
+
+def is_finite(values: torch.Tensor) -> bool:
+    """Whether all values are finite: by their sum, which one pass forms, and one by one only where that overflows."""
+    return bool(values.sum().isfinite()) or bool(values.isfinite().all())
 
 
 def protect(

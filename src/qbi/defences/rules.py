@@ -10,7 +10,7 @@ from torch import Tensor
 from qbi.defences.aggp import AGGP, prune_rows
 from qbi.defences.base import Kind, change_all, change_rows
 from qbi.errors import BadValue
-from qbi.exposure import Exposure
+from qbi.exposure import Exposure, count_leaks, difference_leaks
 from qbi.federation.exposed import ClientStep
 
 
@@ -146,6 +146,32 @@ class NoisyRows:
 
         def change(exposure: Exposure, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ARG001
             return noisy_rows(weight, bias, self.relative, generator)
+
+        return change_rows(step, change)
+
+
+@dataclass(frozen=True)
+class HideReadable:
+    """Row noise in the layers in which the client finds that somebody could be read, and nowhere else.
+
+    Ours, and the guard's policy `auto`. Readable means: from one row, or from the difference of two. Steps that give
+    nothing away are sent as they are. Combinations of three rows or more are not seen. 0 adds no noise.
+    """
+
+    relative: float = 3.0
+    kind: Kind = "heuristic"
+
+    @property
+    def name(self) -> str:
+        """With its parameter."""
+        return f"row noise {self.relative:g} where readable"
+
+    def apply(self, step: ClientStep, generator: torch.Generator) -> ClientStep:
+        """Add the noise where it is needed."""
+
+        def change(exposure: Exposure, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+            readable = count_leaks(exposure).samples | difference_leaks(exposure)
+            return noisy_rows(weight, bias, self.relative if bool(readable.any()) else 0.0, generator)
 
         return change_rows(step, change)
 

@@ -11,11 +11,11 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
 from flwr.app import ArrayRecord, Context, Error, Message, MessageType
+from torch import Tensor
 
 from qbi.defences.ambient import AmbientGuard
-from qbi.defences.guard import POLICIES
+from qbi.defences.guard import POLICIES, is_finite
 from qbi.detection import inspect_parameters
 from qbi.errors import BadValue, QbiError
 from qbi.integrations.flower.records import difference_of, state_of
@@ -69,7 +69,7 @@ def _refusal(msg: Message, why: str) -> Message:
 
 def _guarded(msg: Message, ctxt: Context, call_next: Next, fixed: Mapping[str, str | int]) -> Message:
     policy, inspection, fewest = _settings(ctxt, fixed)
-    sent = _arrays(msg)
+    sent = state_of(_arrays(msg))
     signs = _look_before(sent, inspection)
     guard = AmbientGuard(policy, fewest=fewest, seed=int(ctxt.node_id) % 2**31)
     with guard:
@@ -100,11 +100,10 @@ def _arrays(msg: Message) -> ArrayRecord:
     return records[0]
 
 
-def _look_before(sent: ArrayRecord, inspection: str) -> int:
+def _look_before(state: dict[str, Tensor], inspection: str) -> int:
     """Detection that needs no data, on what the server sent."""
-    state = state_of(sent)
     for name, value in state.items():
-        if value.is_floating_point() and not bool(torch.isfinite(value).all()):
+        if value.is_floating_point() and not is_finite(value):
             raise BadValue(f"{name} came with NaN or infinite values.")
     if inspection == "off":
         return 0
@@ -118,9 +117,9 @@ def _look_before(sent: ArrayRecord, inspection: str) -> int:
     return len(signs)
 
 
-def _look_after(sent: ArrayRecord, reply: Message) -> None:
+def _look_after(sent: dict[str, Tensor], reply: Message) -> None:
     """The outgoing update: of the same model, and finite."""
     for record in reply.content.array_records.values():
-        for name, value in difference_of(sent, record).items():
-            if not bool(torch.isfinite(value).all()):
+        for name, value in difference_of(sent, state_of(record)).items():
+            if not is_finite(value):
                 raise BadValue(f"{name} would leave with NaN or infinite values.")

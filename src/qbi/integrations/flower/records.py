@@ -32,9 +32,8 @@ def load_arrays(path: Path) -> ArrayRecord:
     return arrays_of(load_parameters(path))
 
 
-def difference_of(sent: ArrayRecord, received: ArrayRecord) -> dict[str, Tensor]:
+def difference_of(before: dict[str, Tensor], after: dict[str, Tensor]) -> dict[str, Tensor]:
     """Weights sent minus weights received, for what has a fraction."""
-    before, after = state_of(sent), state_of(received)
     if before.keys() != after.keys():
         odd = sorted(before.keys() ^ after.keys())[0]
         raise DataError(f"reply: {odd} stands on one side only; the client trained another model.")

@@ -128,13 +128,13 @@ class Recording(Strategy):
 
     def _readings(self, server_round: int, node: int, record: ArrayRecord) -> list[Reading]:
         assert self.sent is not None
-        difference = difference_of(self.sent, record)
+        sent, received = state_of(self.sent), state_of(record)
+        difference = difference_of(sent, received)
         if self.crafted is not None and server_round == 1:
-            received = {n: torch.from_numpy(a.numpy().copy()) for n, a in record.items()}
             found = self.crafted.read(difference, received, batch_size=0)
             sure = int((found.support > 1).sum())
             return [Reading(server_round, node, self.crafted.mounted.layer, len(found.rows), sure, found.samples)]
-        layers = replay(difference, state_of(self.sent))
+        layers = replay(difference, sent)
         return [Reading(server_round, node, f.layer, len(f.support), f.sure, f.samples[: f.sure]) for f in layers[:1]]
 
     def _write(self) -> None:
