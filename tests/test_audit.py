@@ -313,7 +313,7 @@ BAD = {
     "replay of an exploit": (["replay", "evil.pt"], "evil.pt"),
     "replay of nan": (["replay", "nan.pt"], "NaN or infinite"),
     "replay of the same": (["replay", "same.pt", "same.pt"], "are the same"),
-    "replay of two models": (["replay", "same.pt", "table.safetensors"], "one checkpoint only"),
+    "replay of two models": (["replay", "same.pt", "table.safetensors"], "one side only"),
     "replay of a bad shape": (["replay", "same.pt", "nan.pt", "--shape", "3"], "--shape"),
 }
 

@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from qbi.errors import DataError
-from qbi.extraction import difference_rounding, read_rows
+from qbi.extraction import difference_rounding, read_rows, weight_difference
 
 SURE = 2
 """Rows that must agree."""
@@ -52,18 +52,7 @@ class LayerReplay:
 
 def difference(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Weights before minus weights after: a gradient up to scale, where one step was taken."""
-    if before.keys() != after.keys():
-        odd = sorted(before.keys() ^ after.keys())[0]
-        raise DataError(f"replay: {odd} stands in one checkpoint only; give two of the same model.")
-    out = {}
-    for name, value in before.items():
-        if value.shape != after[name].shape:
-            raise DataError(
-                f"replay: {name} has shape {tuple(value.shape)} before and {tuple(after[name].shape)} after; "
-                "give two checkpoints of the same model."
-            )
-        if value.is_floating_point():
-            out[name] = value.float() - after[name].float()
+    out = weight_difference(before, after)
     if all(not bool(v.any()) for v in out.values()):
         raise DataError("replay: the two checkpoints are the same; nothing was trained between them.")
     return out

@@ -41,7 +41,7 @@ def replay(
     from qbi.audit.replay import difference
     from qbi.audit.replay import replay as read
     from qbi.detection.checkpoint import load_parameters
-    from qbi.report.pictures import grid
+    from qbi.report.pictures import grid, stretched
 
     dimensions = _shape(shape)
     first = load_parameters(before)
@@ -66,12 +66,8 @@ def replay(
                     f"--shape: {shape} is {math.prod(dimensions)} values, but candidates of {best.layer} have "
                     f"{best.samples.shape[1]}."
                 )
-            images = best.samples[:MOST_SHOWN].reshape(-1, *dimensions)
-            low, high = images.flatten(1).amin(1), images.flatten(1).amax(1)
-            span = (high - low).clamp_min(1e-12).view(-1, 1, 1, 1)
-            write_atomically(
-                out / "replay.png", grid((images - low.view(-1, 1, 1, 1)) / span, "candidates, best first")
-            )
+            images = stretched(best.samples[:MOST_SHOWN].reshape(-1, *dimensions))
+            write_atomically(out / "replay.png", grid(images, "candidates, best first"))
     if json:
         typer.echo(document, nl=False)
         return

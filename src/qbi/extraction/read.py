@@ -85,13 +85,6 @@ def read_rows(
     return Candidates(samples=samples[keep], rows=alive[keep], support=support[order])
 
 
-def difference_rounding(weight: Float[Tensor, "n m"], difference: Float[Tensor, "n m"]) -> float:
-    """The relative error of a difference of weights: they are rounded to their own size, not to that of the step."""
-    sizes, moved = weight.norm(dim=1), difference.norm(dim=1)
-    ratio = (sizes[moved > 0] / moved[moved > 0]).median() if bool((moved > 0).any()) else torch.ones(())
-    return torch.finfo(weight.dtype).eps * max(1.0, float(ratio))
-
-
 def _divide(weight_gradient: Tensor, bias_gradient: Tensor, rows: Tensor) -> Tensor:
     """The quotients, taken in float64 a block at a time and kept in at least float32."""
     kept = torch.promote_types(weight_gradient.dtype, torch.float32)

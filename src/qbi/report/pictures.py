@@ -36,6 +36,12 @@ def grid(images: Float[Tensor, "n c h w"], title: str, *, side: int = 96) -> byt
     return buffer.getvalue()
 
 
+def stretched(images: Float[Tensor, "n c h w"]) -> Float[Tensor, "n c h w"]:
+    """Each image between its own smallest and largest value: what can be shown of samples whose units are not known."""
+    low, high = images.flatten(1).amin(1), images.flatten(1).amax(1)
+    return (images - low.view(-1, 1, 1, 1)) / (high - low).clamp_min(1e-12).view(-1, 1, 1, 1)
+
+
 def to_image(sample: Float[Tensor, "c h w"], side: int) -> Image.Image:
     """One sample in [0, 1] as a picture of at least `side` pixels."""
     channels = sample.shape[0]

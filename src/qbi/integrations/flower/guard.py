@@ -18,7 +18,8 @@ from qbi.defences.ambient import AmbientGuard
 from qbi.defences.guard import POLICIES, is_finite
 from qbi.detection import inspect_parameters
 from qbi.errors import BadValue, QbiError
-from qbi.integrations.flower.records import difference_of, state_of
+from qbi.extraction import weight_difference
+from qbi.integrations.flower.records import state_of
 
 log = logging.getLogger("flwr")
 
@@ -120,6 +121,6 @@ def _look_before(state: dict[str, Tensor], inspection: str) -> int:
 def _look_after(sent: dict[str, Tensor], reply: Message) -> None:
     """The outgoing update: of the same model, and finite."""
     for record in reply.content.array_records.values():
-        for name, value in difference_of(sent, state_of(record)).items():
+        for name, value in weight_difference(sent, state_of(record)).items():
             if not is_finite(value):
                 raise BadValue(f"{name} would leave with NaN or infinite values.")

@@ -8,7 +8,6 @@ from safetensors.torch import save
 from torch import Tensor
 
 from qbi.detection.checkpoint import load_parameters
-from qbi.errors import DataError
 from qbi.files import write_atomically
 
 
@@ -30,17 +29,3 @@ def save_arrays(arrays: ArrayRecord, path: Path) -> None:
 def load_arrays(path: Path) -> ArrayRecord:
     """A parameter file that a deployment left behind (.safetensors, .npz, .pt), as a record."""
     return arrays_of(load_parameters(path))
-
-
-def difference_of(before: dict[str, Tensor], after: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Weights sent minus weights received, for what has a fraction."""
-    if before.keys() != after.keys():
-        odd = sorted(before.keys() ^ after.keys())[0]
-        raise DataError(f"reply: {odd} stands on one side only; the client trained another model.")
-    out = {}
-    for name, value in before.items():
-        if value.shape != after[name].shape:
-            raise DataError(f"reply: {name} came back as {tuple(after[name].shape)} instead of {tuple(value.shape)}.")
-        if value.is_floating_point():
-            out[name] = value.float() - after[name].float()
-    return out

@@ -19,12 +19,13 @@ from qbi.attacks.base import Attack
 from qbi.attacks.mount import Mounted, mount
 from qbi.audit.replay import replay
 from qbi.errors import QbiError
-from qbi.extraction import difference_rounding, extract
+from qbi.extraction import difference_rounding, extract, weight_difference
 from qbi.files import to_json, write_atomically
-from qbi.integrations.flower.records import arrays_of, difference_of, state_of
+from qbi.integrations.flower.records import arrays_of, state_of
 from qbi.randomness import generator
 from qbi.records import Candidates, Update
 from qbi.report.pictures import grid as picture_grid
+from qbi.report.pictures import stretched
 
 log = logging.getLogger("flwr")
 MOST_SHOWN = 24
@@ -129,7 +130,7 @@ class Recording(Strategy):
     def _readings(self, server_round: int, node: int, record: ArrayRecord) -> list[Reading]:
         assert self.sent is not None
         sent, received = state_of(self.sent), state_of(record)
-        difference = difference_of(sent, received)
+        difference = weight_difference(sent, received)
         if self.crafted is not None and server_round == 1:
             found = self.crafted.read(difference, received, batch_size=0)
             sure = int((found.support > 1).sum())
@@ -146,10 +147,8 @@ class Recording(Strategy):
             name = f"round-{reading.round}-node-{reading.node}"
             write_atomically(self.out / f"{name}.safetensors", save({"samples": reading.samples.contiguous()}))
             if self.shape is not None and len(reading.samples):
-                images = reading.samples[:MOST_SHOWN].reshape(-1, *self.shape)
-                low, high = images.flatten(1).amin(1), images.flatten(1).amax(1)
-                unit = (images - low.view(-1, 1, 1, 1)) / (high - low).clamp_min(1e-12).view(-1, 1, 1, 1)
-                write_atomically(self.out / f"{name}.png", picture_grid(unit, f"node {reading.node}, best first"))
+                images = stretched(reading.samples[:MOST_SHOWN].reshape(-1, *self.shape))
+                write_atomically(self.out / f"{name}.png", picture_grid(images, f"node {reading.node}, best first"))
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
