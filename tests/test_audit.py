@@ -270,6 +270,12 @@ def test_a_users_model_from_a_file(place, qbi_here, tmp_path, monkeypatch):
     assert Image.open(out / "audit.png").width > 100
 
 
+def test_a_model_is_inspected_without_a_checkpoint(place, qbi_here, monkeypatch):
+    monkeypatch.chdir(place)
+    assert qbi_here("inspect", "net.py:make", "--model-arg", "width=30")[0] == 0
+    assert qbi_here("inspect", "net.py:number")[0] == 2
+
+
 def test_arrays_from_files(place, qbi_here, tmp_path, monkeypatch):
     monkeypatch.chdir(place)
     runs = [

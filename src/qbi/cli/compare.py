@@ -1,5 +1,6 @@
 """`qbi compare`: attacks × defences."""
 
+import importlib.util
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Literal
@@ -14,7 +15,7 @@ from qbi.files import to_json, write_atomically
 
 def compare(
     attacks: Annotated[str, typer.Option(help="Comma-separated, or all.")] = "all",
-    defences: Annotated[str, typer.Option(help="Comma-separated, or all.")] = "all",
+    defences: Annotated[str, typer.Option(help="Comma-separated, or all (dp-sgd only with its extra).")] = "all",
     batch_sizes: Annotated[str, typer.Option(help="Comma-separated.")] = "20,64",
     neurons: Annotated[int, typer.Option(min=2, help="Neurons of the attacked layer.")] = 200,
     batches: Annotated[int, typer.Option(min=1, help="Batches a pair is averaged over.")] = 3,
@@ -40,7 +41,7 @@ def compare(
     from qbi.report.matrix import accuracy_cell, heat_map, to_markdown
 
     chosen_attacks = list(ATTACKS) if attacks == "all" else _names(attacks)
-    chosen_defences = list(DEFENCES) if defences == "all" else _names(defences)
+    chosen_defences = [d for d in DEFENCES if d != "dp-sgd" or _has_opacus()] if defences == "all" else _names(defences)
     sizes = _numbers(batch_sizes)
     setting = Setting(neurons, batches, rounds, epochs, trainings, optimiser, learning_rate, gain, seed)
     images = open_images(data, size=size, count=max(sizes) + neurons + 400, seed=seed)
@@ -76,6 +77,11 @@ def compare(
     formal = sorted({o.defence for o in outcomes if o.kind == "formal"})
     console.print(f"Formal: {', '.join(formal) or 'none of these'}; the others are heuristic: a measurement, no proof.")
     console.print(f"Heat map, table and JSON: {out}")
+
+
+def _has_opacus() -> bool:
+    """DP-SGD comes with an extra; without it, `all` means all others."""
+    return importlib.util.find_spec("opacus") is not None
 
 
 def _names(text: str) -> list[str]:

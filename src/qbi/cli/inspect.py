@@ -10,27 +10,41 @@ from qbi.files import to_json
 
 
 def inspect(
-    checkpoint: Annotated[Path, typer.Argument(help="A safetensors or weights-only .pt file.")],
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="A .safetensors, .npz or weights-only .pt file, or package.module:callable, path.py:callable."
+        ),
+    ],
+    model_arg: Annotated[list[str] | None, typer.Option(help="name=value for the callable; may be repeated.")] = None,
     json: Json = False,
 ) -> None:
-    """Look for signs of a crafted model in a checkpoint, before any data are touched; exit code 1 if there are any.
+    """Look for signs of a crafted model, before any data are touched; exit code 1 if there are any.
 
-    [bold]Example:[/bold] qbi inspect received.safetensors
+    [bold]Examples:[/bold]
+
+      qbi inspect received.safetensors
+
+      qbi inspect my_package.models:make_net
     """
+    from qbi.audit.loading import load_model, parse_arguments
     from qbi.detection import inspect_parameters
     from qbi.detection.checkpoint import load_parameters
     from qbi.errors import DataError
 
-    state = load_parameters(checkpoint)
+    if ":" in model and not Path(model).exists():
+        state = dict(load_model(model, parse_arguments(model_arg or [])).state_dict())
+    else:
+        state = load_parameters(Path(model))
     if not all(bool(v.isfinite().all()) for v in state.values() if v.is_floating_point()):
-        raise DataError(f"{checkpoint}: it holds NaN or infinite parameters; do not train on it.")
+        raise DataError(f"{model}: it holds NaN or infinite parameters; do not train on it.")
     signs = inspect_parameters(state)
     if json:
         plain = [
             {"layer": s.layer, "detector": s.detector, "rows": list(s.rows), "total": s.total, "score": s.score}
             for s in signs
         ]
-        typer.echo(to_json({"checkpoint": str(checkpoint), "signs": plain}), nl=False)
+        typer.echo(to_json({"model": model, "signs": plain}), nl=False)
     else:
         for sign in signs:
             console.print(f"[red]{sign}[/red]")
