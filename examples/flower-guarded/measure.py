@@ -1,7 +1,7 @@
 """What the guard costs, what it does to accuracy, and how many virtual clients fit: figures of `docs/federation.md`.
 
 python measure.py accuracy --seeds 5 --rounds 20 --data cifar-10-python.tar.gz
-python measure.py overhead --rounds 10
+python measure.py overhead --rounds 10 --model cnn
 python measure.py scale --clients 1000
 """
 
@@ -39,13 +39,13 @@ def timed(msg: Message, context: Context, call_next) -> Message:
     return reply
 
 
-def client_app(data: str, images: int, held_out: int, *, guard: bool, seed: int, policy: str) -> ClientApp:
+def client_app(data: str, images: int, held_out: int, *, guard: bool, seed: int, policy: str, kind: str) -> ClientApp:
     """The example's client, its settings fixed; the first `held_out` images of the data are nobody's."""
     app = ClientApp(mods=[timed, *([guarded_by(policy=policy, inspect="refuse")] if guard else [])])
 
     @app.train()
     def train_here(msg: Message, context: Context) -> Message:
-        model = make_model()
+        model = make_model(kind=kind)
         model.load_state_dict(msg.content["arrays"].to_torch_state_dict())
         part, parts = int(context.node_config["partition-id"]), int(context.node_config["num-partitions"])
         x, y = load_data(data, images, part, parts)
@@ -66,7 +66,16 @@ def client_app(data: str, images: int, held_out: int, *, guard: bool, seed: int,
 
 
 def simulate(
-    clients: int, rounds: int, data: str, images: int, *, guard: bool, seed: int, held_out: int = 0, policy: str
+    clients: int,
+    rounds: int,
+    data: str,
+    images: int,
+    *,
+    guard: bool,
+    seed: int,
+    held_out: int = 0,
+    policy: str,
+    kind: str,
 ) -> dict:
     """One simulation: accuracy on what nobody trained on, seconds of each round, seconds of each client."""
     found: dict = {"rounds": [], "clients": []}
@@ -88,17 +97,20 @@ def simulate(
 
         strategy = Timed(fraction_train=1.0, fraction_evaluate=0.0)
         result = strategy.start(
-            grid=grid, initial_arrays=ArrayRecord(make_model(seed).state_dict()), num_rounds=rounds, timeout=1800
+            grid=grid, initial_arrays=ArrayRecord(make_model(seed, kind).state_dict()), num_rounds=rounds, timeout=1800
         )
         if held_out:
-            model = make_model()
+            model = make_model(kind=kind)
             model.load_state_dict(result.arrays.to_torch_state_dict())
             parts = [load_data(data, images, part, clients) for part in range(clients)]
             per = held_out // clients
             found["accuracy"] = statistics.fmean(accuracy(model, x[:per], y[:per]) for x, y in parts)
 
     run_simulation(
-        app, client_app(data, images, held_out, guard=guard, seed=seed, policy=policy), clients, backend_config=BACKEND
+        app,
+        client_app(data, images, held_out, guard=guard, seed=seed, policy=policy, kind=kind),
+        clients,
+        backend_config=BACKEND,
     )
     return found
 
@@ -111,6 +123,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--data", default="photos")
+    parser.add_argument("--model", choices=["mlp", "cnn"], default="mlp")
     parser.add_argument("--policy", default="auto")
     parser.add_argument("--images", type=int, default=0, help="built-in images; default 40 a client")
     chosen = parser.parse_args()
@@ -122,7 +135,15 @@ def main() -> None:
     for seed in range(chosen.seeds):
         for guard in (False, True):
             found = simulate(
-                chosen.clients, rounds, data, images, guard=guard, seed=seed, held_out=held_out, policy=chosen.policy
+                chosen.clients,
+                rounds,
+                data,
+                images,
+                guard=guard,
+                seed=seed,
+                held_out=held_out,
+                policy=chosen.policy,
+                kind=chosen.model,
             )
             usage = resource.getrusage(resource.RUSAGE_CHILDREN)
             out.append(

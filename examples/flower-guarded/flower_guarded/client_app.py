@@ -20,7 +20,7 @@ app = ClientApp(mods=[maybe_guarded])
 @app.train()
 def train_here(msg: Message, context: Context) -> Message:
     """Train on this client's images and answer with the weights."""
-    model = make_model()
+    model = make_model(kind=str(context.run_config.get("model", "cnn")))
     model.load_state_dict(msg.content["arrays"].to_torch_state_dict())
     x, y = load_data(**settings_of(context))
     time.sleep(float(context.run_config.get("pause", 0.0)))
@@ -40,7 +40,7 @@ def train_here(msg: Message, context: Context) -> Message:
 @app.evaluate()
 def evaluate_here(msg: Message, context: Context) -> Message:
     """Accuracy on this client's images."""
-    model = make_model()
+    model = make_model(kind=str(context.run_config.get("model", "cnn")))
     model.load_state_dict(msg.content["arrays"].to_torch_state_dict())
     x, y = load_data(**settings_of(context))
     metrics = MetricRecord({"accuracy": accuracy(model, x, y), "num-examples": len(x)})

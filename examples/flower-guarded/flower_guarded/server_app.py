@@ -18,7 +18,7 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Federated averaging over all clients that are there."""
     config = context.run_config
-    model = make_model(int(config["seed"]))
+    model = make_model(int(config["seed"]), str(config["model"]))
     crafted = None
     if config["attack"] == "qbi":
         sample = torch.randn(2, *SHAPE, generator=torch.Generator().manual_seed(0))

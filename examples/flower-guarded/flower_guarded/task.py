@@ -1,5 +1,6 @@
 """The model, the data of one client, and plain training: nothing here knows of a guard."""
 
+import itertools
 from pathlib import Path
 
 import torch
@@ -15,10 +16,15 @@ SHAPE = (3, 32, 32)
 CLASSES = 10
 
 
-def make_model(seed: int = 0) -> nn.Module:
-    """A hidden layer on the flattened image: what many a federation trains, and what these attacks like best."""
+def make_model(seed: int = 0, kind: str = "mlp") -> nn.Module:
+    """A hidden layer on the flattened image, behind convolutions where `kind` is "cnn": what these attacks like best."""
     torch.manual_seed(seed)
-    return nn.Sequential(nn.Flatten(), nn.Linear(3072, 200), nn.ReLU(), nn.Linear(200, CLASSES))
+    head = [nn.Flatten(), nn.Linear(3072, 200), nn.ReLU(), nn.Linear(200, CLASSES)]
+    if kind == "mlp":
+        return nn.Sequential(*head)
+    widths = (3, 64, 64, 3)
+    body = [nn.Conv2d(i, o, 3, padding=1) for i, o in itertools.pairwise(widths)]
+    return nn.Sequential(*body, *head)
 
 
 def load_data(source: str, images: int, part: int, parts: int) -> tuple[Tensor, Tensor]:
