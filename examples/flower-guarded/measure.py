@@ -95,7 +95,9 @@ def simulate(
                 found["clients"] += [r.content["metrics"]["seconds"] for r in kept if not r.has_error()]
                 return super().aggregate_train(server_round, kept)
 
-        strategy = Timed(fraction_train=1.0, fraction_evaluate=0.0)
+        strategy = Timed(
+            fraction_train=1.0, fraction_evaluate=0.0, min_available_nodes=clients, min_train_nodes=clients
+        )
         result = strategy.start(
             grid=grid, initial_arrays=ArrayRecord(make_model(seed, kind).state_dict()), num_rounds=rounds, timeout=1800
         )
@@ -124,6 +126,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--data", default="photos")
     parser.add_argument("--model", choices=["mlp", "cnn"], default="mlp")
+    parser.add_argument("--guarded", dest="only", action="store_const", const=(True,), help="leave out the other half")
     parser.add_argument("--policy", default="auto")
     parser.add_argument("--images", type=int, default=0, help="built-in images; default 40 a client")
     chosen = parser.parse_args()
@@ -133,7 +136,7 @@ def main() -> None:
     held_out = 1000 if chosen.what == "accuracy" and data != "photos" else 0
     out = []
     for seed in range(chosen.seeds):
-        for guard in (False, True):
+        for guard in chosen.only or (False, True):
             found = simulate(
                 chosen.clients,
                 rounds,
