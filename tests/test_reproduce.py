@@ -18,7 +18,7 @@ from PIL import Image
 from test_cli import qbi
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-ITEM = ("reproduce", "synthetic", "--cells", "200x20,200x50", "--runs", "30")
+ITEM = ("reproduce", "synthetic", "--cells", "200x20,200x50", "--runs", "20")
 
 
 def rows(folder):
