@@ -24,7 +24,7 @@ from qbi.audit.trials import (
     take_answer,
 )
 from qbi.carrier import Normalised, flat
-from qbi.defences import Defence, DropSparse, HideReadable, NoisyRows, Pruning, Sparsify
+from qbi.defences import Defence, DropSparse, HideReadable, NoisyRows, Pruning, Sparsify, chain
 from qbi.errors import DataError
 from qbi.exposure import count_leaks
 from qbi.federation.client import Loss
@@ -38,6 +38,7 @@ from qbi.routing.path import find_path
 Progress = Callable[[str], None]
 
 DEFENCES: Mapping[str, Defence] = {
+    "none": chain(),
     "row noise 3 where readable": HideReadable(3.0),
     "row noise 3": NoisyRows(3.0),
     "AGGP": Pruning(),

@@ -47,8 +47,6 @@ def audit_page(
         for loss in entry["losses"]
     }
     width = next((entry["neurons"] for entry in document["layers"] if entry["name"] == layer), 0)
-    worst = max(document["attacks"], key=lambda a: a["recovered_from_gradients"]["mse<1e-10"]["mean"], default=None)
-    level = None if worst is None else worst["recovered_from_gradients"].get("psnr>19", {}).get("mean")
     nonce = hashlib.sha256(repr(sorted(document["verdict"].items(), key=str)).encode()).hexdigest()[:24]
     return environment.from_string(template).render(
         d=document,
@@ -57,7 +55,6 @@ def audit_page(
         texts=texts,
         lost=lost,
         own={"neurons": width, "batch_size": document["client"]["batch_size"]},
-        worst19=level,
         nonce=nonce,
     )
 
