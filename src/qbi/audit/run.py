@@ -16,7 +16,7 @@ from qbi.audit.gallery import make_gallery
 from qbi.audit.losses import check_value, choose_loss
 from qbi.audit.result import AttackOutcome, AuditResult, Curve, DefenceOutcome, Gallery
 from qbi.audit.samples import Samples, image_samples, tensor_samples, text_samples
-from qbi.audit.survey import Finding, mounted_for, scrambled, survey
+from qbi.audit.survey import Finding, mounted_for, probe_of, survey
 from qbi.audit.trials import (
     TRAP_SCALE,
     Client,
@@ -69,12 +69,12 @@ def audit(
     say = progress or (lambda _what: None)
     sent = copy.deepcopy(model).to(device).train()
     _check_parameters(sent)
-    probe = scrambled(tuple(part.to(device) for part in samples.inputs))
+    probe = probe_of(tuple(part.to(device) for part in samples.inputs))
     say("looking into the model")
     traced, findings = survey(sent, probe)
     value, samples, loss_name = _prepared_loss(sent, samples, probe, loss, device)
     helper = as_samples(auxiliary) if auxiliary is not None else None
-    work = Work(sent, samples, client, value, batches, seed, device, helper, trap_scale, say)
+    work = Work(sent, samples, client, value, batches, seed, device, helper, trap_scale)
     outcomes: list[AttackOutcome] = []
     first: Trial | None = None
     shown: Mounted | None = None

@@ -106,6 +106,6 @@ def mounted_for(model: nn.Module, layer: str, sample: tuple[Tensor, ...]) -> Mou
     return Mounted(crafted, layer, carrier)
 
 
-def scrambled(inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+def probe_of(inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """A probe batch of at least two samples."""
     return tuple(part[: max(2, min(4, len(part)))] if len(part) > 1 else torch.cat([part, part]) for part in inputs)

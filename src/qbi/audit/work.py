@@ -64,10 +64,9 @@ class Work:
         device: str,
         auxiliary: Samples | None,
         trap_scale: float,
-        say: Progress,
     ) -> None:
         self.model, self.samples, self.client, self.loss = model, samples, client, loss
-        self.batches, self.seed, self.device, self.say = batches, seed, device, say
+        self.batches, self.seed, self.device = batches, seed, device
         self.auxiliary, self.trap_scale = auxiliary, trap_scale
 
     def passive(self, findings: Sequence[Finding], traced: Traced) -> list[AttackOutcome]:
