@@ -6,11 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from qbi.attacks import PAIRS, QBI, TrapWeights, mount
+from qbi.attacks import PAIRS, QBI, Attack, TrapWeights, mount
 from qbi.errors import BadValue, DataError
+from qbi.exposure import leakage, observe
 from qbi.extraction import extract
 from qbi.federation import client_step
-from qbi.metrics import leakage, match, observe, thresholds_for
+from qbi.metrics import EXACT, match
 from qbi.randomness import generator
 from qbi.records import CraftedRows
 
@@ -21,10 +22,11 @@ def auxiliary(count=NEURONS, features=FEATURES):
     return torch.randn(count, features, generator=generator(0, "auxiliary"))
 
 
-class Null:
+class Null(Attack):
     """Changes nothing that matters: ordinary small rows, a bias of zero."""
 
-    name = "null"
+    key = name = "null"
+    deed = "does nothing that matters"
 
     def rows(self, neurons, features, generator):
         weight = torch.randn(neurons, features, generator=generator) / features**0.5
@@ -86,7 +88,7 @@ def test_gradients_give_exactly_the_isolated_samples(attack):
     mounted = mount(mlp(torch.float64), attack, x, generator(3))
     isolated = leakage(observe(mounted.model, mounted.layer, x).fired).isolated
     found = extract(mounted.model, mounted.layer, mounted.carrier, client_step(mounted.model, x, y))
-    assert torch.equal(match(found.samples, x, thresholds_for(1.0))[0].recovered, isolated)
+    assert torch.equal(match(found.samples, x)[EXACT].recovered, isolated)
 
 
 def test_a_saturated_head_gives_away_more_than_activations_say():
@@ -98,7 +100,7 @@ def test_a_saturated_head_gives_away_more_than_activations_say():
     share = torch.stack([update.gradients["0.bias"].abs() for update in single], 1)
     sends = share > 1e-6 * share.amax(1, keepdim=True).clamp_min(1e-300)
     found = extract(mounted.model, mounted.layer, mounted.carrier, client_step(mounted.model, x, y))
-    recovered = match(found.samples, x, thresholds_for(1.0))[0].recovered
+    recovered = match(found.samples, x)[EXACT].recovered
     assert torch.equal(recovered, leakage(sends & fired).isolated)
     assert not torch.equal(recovered, leakage(fired).isolated)
 
@@ -107,7 +109,7 @@ def test_the_null_attack_recovers_nothing_from_a_real_batch():
     x = torch.randn(40, FEATURES, generator=generator(4))
     mounted = mount(mlp(), Null(), x, generator(5))
     found = extract(mounted.model, mounted.layer, mounted.carrier, client_step(mounted.model, x, torch.arange(40) % 3))
-    exact = match(found.samples, x, thresholds_for(1.0))[0]
+    exact = match(found.samples, x)[EXACT]
     assert exact.recall == 0
     assert leakage(observe(mounted.model, mounted.layer, x).fired).recall == 0
 

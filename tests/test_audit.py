@@ -18,12 +18,12 @@ from torch import nn
 import qbi as package
 import zoo
 from qbi.attacks import QBI, mount
-from qbi.audit import Client, audit, image_samples
-from qbi.audit.replay import replay
+from qbi.auditing import Client, audit, image_samples
+from qbi.auditing.replay import replay
 from qbi.data.photos import synthetic_photos
 from qbi.errors import BadValue, DataError
 from qbi.federation import LocalTraining, client_step, local_update
-from qbi.metrics import match, thresholds_for
+from qbi.metrics import CLEAR, EXACT, RECOGNISABLE, match
 from qbi.models import image_cnn, text_model
 from qbi.randomness import generator
 from test_cli import qbi
@@ -100,7 +100,7 @@ def test_differences_of_weights_give_what_gradients_give():
     for rate in (0.5, 0.01):
         client = Client(10, local_steps=1, training=LocalTraining(learning_rate=rate))
         sent = audit(model, data, attacks=["qbi"], client=client)
-        assert sent.worst.recovered["psnr>30"].mean >= plain.worst.recovered["psnr>30"].mean - 0.1
+        assert sent.worst.recovered[CLEAR].mean >= plain.worst.recovered[CLEAR].mean - 0.1
     many = audit(model, data, attacks=["qbi"], client=Client(10, local_steps=4), defences=False)
     assert many.recall < plain.recall
 
@@ -117,7 +117,7 @@ def test_one_step_of_sgd_is_the_gradient():
 def test_coarse_numbers_are_doubted_and_not_called_exact():
     result = audit(tabular(), (TABLE, LABELS), attacks=["qbi"], client=Client(10, precision="bfloat16"), defences=False)
     assert result.recall == 0
-    assert result.worst.recovered["psnr>19"].mean > 0.3
+    assert result.worst.recovered[RECOGNISABLE].mean > 0.3
     fine = audit(tabular(), (TABLE, LABELS), attacks=["qbi"], client=Client(10), defences=False)
     assert fine.recall > 0.5
 
@@ -363,7 +363,7 @@ def test_replay_reads_a_real_update_without_the_truth(qbi_here, tmp_path, monkey
     gradients = client_step(sent, x, photos.targets).gradients
     found = replay({n: gradients[n] for n in ("fc1.weight", "fc1.bias")})[0]
     sure = found.samples[found.support >= 2]
-    assert match(sure, x.flatten(1), thresholds_for(1.0))[0].recovered.sum() == len(sure)
+    assert match(sure, x.flatten(1))[EXACT].recovered.sum() == len(sure)
 
 
 @pytest.mark.serial

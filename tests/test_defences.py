@@ -10,8 +10,6 @@ from hypothesis import strategies as st
 from torch import nn
 
 from qbi.attacks import PAIRS, QBI, Imprint, Mirrored, TrapWeights, mount
-from qbi.attacks.imprint import equalise_head, read_differences
-from qbi.attacks.mirrored import read_mirrored
 from qbi.carrier import flat
 from qbi.data.images import normalised, unit_pixels
 from qbi.data.photos import synthetic_photos
@@ -33,11 +31,11 @@ from qbi.defences import (
 from qbi.defences.aggp import _prune_on_accelerator, kept_entries
 from qbi.defences.guard import LeakRefused
 from qbi.errors import BadValue, CannotMount
-from qbi.experiments.matrix import Setting, judge, run_matrix
-from qbi.exposure import count_leaks, difference_leaks
+from qbi.experiments.compare import Setting, judge, run_matrix
+from qbi.exposure import count_leaks, difference_leaks, observe
 from qbi.extraction import read_rows
 from qbi.federation.exposed import exposed_step
-from qbi.metrics import match, observe, thresholds_for
+from qbi.metrics import EXACT, FAITHFUL, RECOGNISABLE, match
 from qbi.randomness import generator
 
 FEATURES, NEURONS, BATCH = 40, 60, 12
@@ -109,8 +107,8 @@ def test_switched_off_it_changes_nothing(defence):
 def test_single_rows_give_nothing_away_any_more(name):
     x, _, step = attacked_step()
     read = lambda s: read_rows(s.update.gradients["0.weight"], s.update.gradients["0.bias"]).samples  # noqa: E731
-    assert match(read(step), x, thresholds_for(1.0))[0].recall > 0.5
-    assert match(read(DEFENCES[name].apply(step, generator(1))), x, thresholds_for(1.0))[0].recall == 0
+    assert match(read(step), x)[EXACT].recall > 0.5
+    assert match(read(DEFENCES[name].apply(step, generator(1))), x)[EXACT].recall == 0
 
 
 def naive_aggp(gradient, counts, aggp):
@@ -195,7 +193,7 @@ def test_aggp_brings_recall_to_zero_at_every_setting_of_the_paper(cifar, neurons
         for defence, expected in ((chain(), True), (Pruning(), False)):
             sent = defence.apply(step, generator(2)).update.gradients
             read = read_rows(sent["0.weight"], sent["0.bias"])
-            recall = match(read.samples, x, thresholds_for(1.0))[0].recall
+            recall = match(read.samples, x)[EXACT].recall
             assert (recall > 0) == expected, (name, recall)
 
 
@@ -222,20 +220,18 @@ def imprinted(cifar, batch, neurons):
     x = flat(normalised(cifar, slice(0, batch)))
     means = flat(normalised(cifar, slice(1000, 3000))).mean(1)
     mounted = mount(mlp(0, 3072, neurons), Imprint(float(means.mean()), float(means.std())), x[:2], generator(1))
-    equalise_head(mounted)
-    return x, exposed_step(mounted.model, x, cifar.labels[:batch] % 4, layers=["0"])
+    return x, mounted, exposed_step(mounted.model, x, cifar.labels[:batch] % 4, layers=["0"])
 
 
-def imprint_recall(x, step, level=1):
-    sent = step.update.gradients
-    return match(read_differences(sent["0.weight"], sent["0.bias"]).samples, x, thresholds_for(6.0))[level].recall
+def imprint_recall(x, mounted, step):
+    return match(mounted.read(step.update).samples, x, data_range=6.0)[FAITHFUL].recall
 
 
 def test_imprint_passes_aggp_at_large_batches_and_not_our_rule(cifar):
-    x, step = imprinted(cifar, 64, 400)
-    open_ = imprint_recall(x, step)
-    aggp = imprint_recall(x, Pruning().apply(step, generator(0)))
-    ours = imprint_recall(x, DropClose(16).apply(step, generator(0)))
+    x, mounted, step = imprinted(cifar, 64, 400)
+    open_ = imprint_recall(x, mounted, step)
+    aggp = imprint_recall(x, mounted, Pruning().apply(step, generator(0)))
+    ours = imprint_recall(x, mounted, DropClose(16).apply(step, generator(0)))
     assert open_ > 0.6
     assert aggp > 0.3
     assert ours == 0
@@ -245,18 +241,18 @@ def test_mirrored_rows_pass_aggp_and_not_row_noise(cifar):
     """(w, b) fires for one sample, (−w, −b) for all others: no row with few samples, and yet the one is read."""
     setting = Setting(neurons=200, batches=2)
     plain, pruned, noisy = (judge(cifar, "mirrored", d, 20, setting) for d in ("none", "aggp", "row-noise-3"))
-    assert plain.recall["psnr>60"] > 0.6
-    assert pruned.recall["psnr>60"] > 0.4
-    assert noisy.recall["psnr>60"] == 0
-    assert noisy.recall["psnr>19"] < 0.1
+    assert plain.recall[FAITHFUL] > 0.6
+    assert pruned.recall[FAITHFUL] > 0.4
+    assert noisy.recall[FAITHFUL] == 0
+    assert noisy.recall[RECOGNISABLE] < 0.1
 
 
 def test_repeated_rounds_unite_masks_and_average_noise(cifar):
     once, often = (judge(cifar, "qbi", "row-noise-1", 20, Setting(batches=1, rounds=r)) for r in (1, 16))
-    assert once.recall["psnr>19"] < 0.2 < often.recall["psnr>19"]
+    assert once.recall[RECOGNISABLE] < 0.2 < often.recall[RECOGNISABLE]
     once, often = (judge(cifar, "qbi", "aggp", 20, Setting(batches=1, rounds=r)) for r in (1, 16))
     assert once.exposed < often.exposed < 0.05
-    assert often.recall["psnr>60"] == 0
+    assert often.recall[FAITHFUL] == 0
 
 
 def test_the_matrix_does_not_depend_on_the_number_of_jobs():
@@ -289,9 +285,8 @@ def test_the_accelerators_pruning_is_the_same_rule():
 def test_imprint_needs_a_head_to_make_equal():
     x = torch.randn(4, FEATURES)
     model = nn.Sequential(nn.Linear(FEATURES, 5), nn.ReLU())
-    mounted = mount(model, Imprint(), x, generator(0))
     with pytest.raises(CannotMount, match="no linear layer follows"):
-        equalise_head(mounted)
+        mount(model, Imprint(), x, generator(0))
 
 
 # The exact count, and the guard.
@@ -314,7 +309,7 @@ def test_the_count_equals_what_extraction_reads_on_a_thousand_random_models():
         step = exposed_step(mounted.model, x, torch.arange(batch) % 4, layers=["0"])
         counted = count_leaks(step.exposures[0]).samples
         read = read_rows(step.update.gradients["0.weight"], step.update.gradients["0.bias"])
-        recovered = match(read.samples, x, thresholds_for(1.0))[0].recovered
+        recovered = match(read.samples, x)[EXACT].recovered
         leaking += int(counted.any())
         if not torch.equal(counted, recovered):
             disagreements.append(trial)
@@ -345,7 +340,7 @@ def test_the_guard_protects(policy):
         assert all(p.grad is None for p in model.parameters())
     else:
         read = read_rows(model[0].weight.grad, model[0].bias.grad)
-        assert match(read.samples, x, thresholds_for(1.0))[0].recall == 0
+        assert match(read.samples, x)[EXACT].recall == 0
 
 
 def test_differences_of_rows_are_counted_and_benign_rows_have_none(cifar):
@@ -355,13 +350,9 @@ def test_differences_of_rows_are_counted_and_benign_rows_have_none(cifar):
     means = flat(normalised(cifar, slice(1000, 1400))).mean(1)
     for attack in (Imprint(float(means.mean()), float(means.std())), Mirrored(40)):
         mounted = mount(mlp(0, 3072, 200), attack, x[:2], generator(0))
-        equalise_head(mounted)
         exposure = exposed_step(mounted.model, x, y % 4, layers=["0"]).exposures[0]
         update = exposed_step(mounted.model, x, y % 4, layers=["0"]).update
-        read = (read_differences if isinstance(attack, Imprint) else read_mirrored)(
-            update.gradients["0.weight"], update.gradients["0.bias"]
-        )
-        found = match(read.samples, x, thresholds_for(4.0))[1].recovered
+        found = match(mounted.read(update).samples, x, data_range=4.0)[FAITHFUL].recovered
         counted = difference_leaks(exposure) | count_leaks(exposure).samples
         assert not (found & ~counted).any()
         assert counted.sum() > count_leaks(exposure).samples.sum()
@@ -425,7 +416,7 @@ def test_accumulated_passes_are_one_step_and_autocast_is_watched():
         for part in (slice(0, 6), slice(6, BATCH)):
             nn.functional.cross_entropy(model(x[part]), y[part], reduction="sum").backward()
     together = read_rows(model[0].weight.grad, model[0].bias.grad)
-    recovered = match(together.samples, x, thresholds_for(1.0))[0].recovered
+    recovered = match(together.samples, x)[EXACT].recovered
     assert guard.report.samples == recovered.nonzero()[:, 0].tolist()
     model.zero_grad()
     with LeakGuard(model, layers=["0"]) as guard, torch.autocast("cpu", dtype=torch.float16):

@@ -8,8 +8,26 @@ import torch
 
 from conftest import real_data
 from qbi import theory
+from qbi.attacks import InGramSpace
 from qbi.carrier import flat
-from qbi.channel_gram import (
+from qbi.data.images import normalised, unit_pixels
+from qbi.errors import BadValue, DataError
+from qbi.experiments.reproduce.cells import GRID, Cell
+from qbi.experiments.reproduce.image_cells import (
+    attack_cell,
+    normalisation_cell,
+    real_attack_cell,
+    real_normalisation_cell,
+)
+from qbi.experiments.reproduce.items import ITEMS, build_document, cells_for, select
+from qbi.experiments.reproduce.methods import tuned_trap_weights
+from qbi.experiments.reproduce.published_values import published, published_cell
+from qbi.experiments.reproduce.split import split_half
+from qbi.experiments.reproduce.store import Store
+from qbi.experiments.reproduce.synthetic_cells import synthetic_cell, wishart_factor
+from qbi.experiments.reproduce.text_cells import embedding, real_text_cell, text_cell
+from qbi.gram import gram
+from qbi.gram.channels import (
     batch_norm_view,
     channel_grams,
     fixed_view,
@@ -18,24 +36,7 @@ from qbi.channel_gram import (
     view_gram,
     view_sums,
 )
-from qbi.data.images import normalised, unit_pixels
-from qbi.errors import BadValue, DataError
-from qbi.experiments.cells import Cell
-from qbi.experiments.image_cells import (
-    attack_cell,
-    normalisation_cell,
-    real_attack_cell,
-    real_normalisation_cell,
-)
-from qbi.experiments.items import GRID, ITEMS, cells_for, select
-from qbi.experiments.methods import best_trap_scale
-from qbi.experiments.published_values import published, published_cell
-from qbi.experiments.split import split_half
-from qbi.experiments.store import Store
-from qbi.experiments.synthetic_cells import synthetic_cell, wishart_factor
-from qbi.experiments.tables import build_document
-from qbi.experiments.text_cells import embedded_gram, embedding, real_text_cell, text_cell
-from qbi.gram import gram
+from qbi.gram.text import embedded_gram
 from qbi.metrics import mean_interval
 from qbi.randomness import generator
 
@@ -142,7 +143,7 @@ def test_noise_needs_neither_weights_nor_samples():
 def test_the_trap_scale_is_the_best_of_those_tried(few, grams):
     cell = Cell("cifar10", 100, 20, 0)
     view = raw_view(grams, torch.arange(80))
-    scale = best_trap_scale(cell, view_gram(grams, view, view), view_sums(grams, view), 3072)
+    scale = tuned_trap_weights(cell, InGramSpace(view_gram(grams, view, view), 3072, view_sums(grams, view))).scale
     result = attack_cell(cell, few, grams)["trap-weights"]
     assert 0.9 < scale < 1
     assert result["scale"] > 0.9

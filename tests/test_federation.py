@@ -10,8 +10,8 @@ from qbi.data.images import normalised
 from qbi.defences.ambient import AmbientGuard
 from qbi.defences.guard import LeakRefused
 from qbi.errors import BadValue
-from qbi.experiments.cells import Cell
-from qbi.experiments.federation_cells import SCENARIOS, federation_cell
+from qbi.experiments.reproduce.cells import Cell
+from qbi.experiments.reproduce.federation_cells import SCENARIOS, federation_cell
 from qbi.extraction import read_rows
 from qbi.federation import LocalTraining, client_step, local_update
 from qbi.federation.aggregation import (
@@ -23,7 +23,7 @@ from qbi.federation.aggregation import (
     update_norm,
     weighted_mean,
 )
-from qbi.metrics import match, thresholds_for
+from qbi.metrics import EXACT, FAITHFUL, match
 from qbi.randomness import generator
 
 
@@ -58,7 +58,7 @@ def test_sybils_take_the_cover_away():
     for name, g in updates[0].gradients.items():
         assert torch.equal(alone.gradients[name], g)
     read = read_rows(alone.gradients["0.weight"], alone.gradients["0.bias"])
-    assert match(read.samples, data[0], thresholds_for(1.0))[0].recall > 0.5
+    assert match(read.samples, data[0])[EXACT].recall > 0.5
     assert sent is not None
 
 
@@ -141,7 +141,7 @@ def test_the_ambient_guard_watches_any_training(policy):
     assert guard.tally.readable > 5
     moved = {n: before[n] - p.detach() for n, p in model.named_parameters()}
     read = read_rows(moved["0.weight"], moved["0.bias"])
-    recall = match(read.samples, x, thresholds_for(4.0))[1].recall
+    recall = match(read.samples, x, data_range=4.0)[FAITHFUL].recall
     assert (recall > 0.3) == (policy == "report")
     after = {n: p.detach().clone() for n, p in model.named_parameters()}
     trained_under(AmbientGuard("report"), model, x, y)

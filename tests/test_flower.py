@@ -16,11 +16,12 @@ from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from safetensors.torch import load_file
 from torch import nn
 
-from qbi.attacks import QBI
-from qbi.integrations.flower import craft, guarded_by, leak_guard, load_arrays, save_arrays, state_of
+from qbi.attacks import QBI, mount
+from qbi.integrations.flower import guarded_by, leak_guard, load_record, read_reply, save_record, state_of
 from qbi.integrations.flower.deployment import LocalFederation
 from qbi.integrations.flower.guard import REFUSED
-from qbi.metrics import match, thresholds_for
+from qbi.metrics import FAITHFUL, match
+from qbi.randomness import generator
 
 EXAMPLE = Path(__file__).parents[1] / "examples/flower-guarded"
 
@@ -77,18 +78,22 @@ def trainer(model, steps=1, lose_a_layer=False):
 
 
 def crafted():
-    return craft(plain(), QBI(12), X[:2])
+    return mount(plain(), QBI(12), X[:2], generator(0, "flower"))
+
+
+def crafted_arrays():
+    return ArrayRecord(crafted().model.state_dict())
 
 
 def recall(sent, reply):
     difference = {n: v - state_of(reply.content["arrays"])[n] for n, v in state_of(sent).items()}
-    found = crafted().read(difference, {}, 12)
-    return match(found.samples, X, thresholds_for(4.0))[1].recall
+    found = read_reply(crafted(), difference, {})
+    return match(found.samples, X, data_range=4.0)[FAITHFUL].recall
 
 
 @pytest.mark.parametrize("policy", ["report", "auto", "noise", "aggp", "drop", "skip"])
 def test_the_mod_protects_a_round(policy):
-    sent = crafted().arrays
+    sent = crafted_arrays()
     reply = guarded_by(policy=policy, inspect="warn")(asked(state_of(sent)), context(), trainer(plain()))
     assert not reply.has_error()
     assert (recall(sent, reply) > 0.5) == (policy == "report")
@@ -105,7 +110,7 @@ def test_a_benign_model_passes_and_keeps_its_buffers():
 
 
 REFUSALS = {
-    "a crafted model": (lambda: state_of(crafted().arrays), lambda: trainer(plain()), {}, "looks crafted"),
+    "a crafted model": (lambda: state_of(crafted_arrays()), lambda: trainer(plain()), {}, "looks crafted"),
     "NaN": (lambda: {n: p * torch.nan for n, p in plain().state_dict().items()}, lambda: trainer(plain()), {}, "NaN"),
     "wrong shapes": (
         lambda: nn.Sequential(nn.Linear(3, 60), nn.ReLU(), nn.Linear(60, 4)).state_dict(),
@@ -138,7 +143,7 @@ REFUSALS = {
         "one side only",
     ),
     "a leaking step": (
-        lambda: state_of(crafted().arrays),
+        lambda: state_of(crafted_arrays()),
         lambda: trainer(plain()),
         {"qbi-policy": "refuse", "qbi-inspect": "off"},
         "could be read",
@@ -168,7 +173,7 @@ def test_the_mod_fails_closed_and_says_why(state, train, config, why):
 
 def test_the_node_decides_before_the_run():
     """Whoever starts a run writes its config; the node's own settings win."""
-    sent = state_of(crafted().arrays)
+    sent = state_of(crafted_arrays())
     lax = {"qbi-policy": "report", "qbi-inspect": "off"}
     reply = leak_guard(asked(sent), context(**lax, node={"qbi-inspect": "refuse"}), trainer(plain()))
     assert reply.has_error()
@@ -183,8 +188,8 @@ def test_other_messages_pass():
 
 def test_arrays_are_kept_and_read_again(tmp_path):
     arrays = ArrayRecord(make().state_dict())
-    save_arrays(arrays, tmp_path / "sent.safetensors")
-    again = load_arrays(tmp_path / "sent.safetensors")
+    save_record(arrays, tmp_path / "sent.safetensors")
+    again = load_record(tmp_path / "sent.safetensors")
     assert all(torch.equal(v, state_of(arrays)[n]) for n, v in state_of(again).items())
 
 
@@ -258,7 +263,7 @@ def test_ten_simulated_clients_leak_what_they_count_and_nothing_when_guarded(tmp
         read = set()
         for samples in replies:
             for part in range(10):
-                found = match(samples, truth[part], thresholds_for(4.0))[1].recovered
+                found = match(samples, truth[part], data_range=4.0)[FAITHFUL].recovered
                 read |= {(part, i) for i in found.nonzero()[:, 0].tolist()}
         assert read == expected
     assert len(counted) > 50

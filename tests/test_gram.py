@@ -4,8 +4,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qbi import theory
+from qbi.attacks.random_rows import predict
 from qbi.errors import BadValue
-from qbi.gram import condition, fire_probability, gram, law, lift, predict
+from qbi.gram import condition, fire_probability, gram, law, lift
 from qbi.randomness import generator
 
 

@@ -4,13 +4,12 @@ import pytest
 import torch
 from scipy import stats
 
-from qbi.attacks import PAIRS, QBI, TrapWeights
-from qbi.attacks.in_gram_space import AuxiliaryGroup, pairs_firing, qbi_firing, trap_weights_firing
+from qbi.attacks import PAIRS, QBI, InGramSpace, TrapWeights
 from qbi.benchmarks.pairs import naive_pairs
 from qbi.benchmarks.timing import Shape
 from qbi.data.images import normalised, unit_pixels
+from qbi.exposure import leakage
 from qbi.gram import gram
-from qbi.metrics import leakage
 from qbi.randomness import generator
 
 REJECT = 1e-4
@@ -24,6 +23,10 @@ def differ(first, second):
     return min(float(stats.ttest_ind(a, b).pvalue) for a, b in zip(columns, others, strict=True))
 
 
+def drawn_layers(attack, batch, neurons, seed, layers):
+    return [leakage(attack.firing(batch, neurons, generator(seed, i))) for i in range(layers)]
+
+
 def direct(attack, x, neurons, layers, seed):
     found = []
     for layer in range(layers):
@@ -35,24 +38,23 @@ def direct(attack, x, neurons, layers, seed):
 def test_qbi_in_law(cifar):
     x, neurons, layers = normalised(cifar, slice(0, 50)).flatten(1), 200, 300
     real = direct(QBI(50), x, neurons, layers, "real")
-    bias, matrix = QBI(50).bias(x.shape[1]), gram(x)
-    drawn = [leakage(qbi_firing(matrix, bias, neurons, generator(1, i))) for i in range(layers)]
+    features, matrix = x.shape[1], gram(x)
+    drawn = drawn_layers(QBI(50), InGramSpace(matrix, features), neurons, 1, layers)
     assert differ(real, drawn) > REJECT
     # The same test on a law without correlation, and on one without the spread of norms, must fail.
     uncorrelated = torch.diag(matrix.diagonal())
-    wrong = [leakage(qbi_firing(uncorrelated, bias, neurons, generator(2, i))) for i in range(layers)]
+    wrong = drawn_layers(QBI(50), InGramSpace(uncorrelated, features), neurons, 2, layers)
     assert differ(real, wrong) < REJECT
     norms = matrix.diagonal().sqrt()
     equal = matrix / torch.outer(norms, norms) * x.shape[1]
-    wrong = [leakage(qbi_firing(equal, bias, neurons, generator(3, i))) for i in range(layers)]
+    wrong = drawn_layers(QBI(50), InGramSpace(equal, features), neurons, 3, layers)
     assert differ(real, wrong) < REJECT
 
 
 def test_qbi_in_law_on_imagenet(imagenet):
     x, neurons, layers = normalised(imagenet, slice(0, 60)).flatten(1), 100, 40
     real = direct(QBI(60), x, neurons, layers, "imagenet")
-    bias, matrix = QBI(60).bias(x.shape[1]), gram(x)
-    drawn = [leakage(qbi_firing(matrix, bias, neurons, generator(4, i))) for i in range(400)]
+    drawn = drawn_layers(QBI(60), QBI(60).in_gram_space(x), neurons, 4, 400)
     assert differ(real, drawn) > REJECT
 
 
@@ -68,20 +70,9 @@ def test_pairs_in_law(pairs_setting):
     neurons, batch_size, auxiliary, test = pairs_setting
     attack = PAIRS(batch_size, auxiliary)
     real = direct(attack, test, neurons, 120, "pairs")
-    bias = QBI(batch_size).bias(test.shape[1])
-    groups = [
-        AuxiliaryGroup(gram(auxiliary[s : s + batch_size]), gram(test, auxiliary[s : s + batch_size]))
-        for s in range(0, neurons, batch_size)
-    ]
-    budget = attack.budget_factor * batch_size * neurons
-    drawn = [
-        leakage(
-            pairs_firing(gram(test), groups, bias, budget=budget, patience=attack.patience, generator=generator(5, i))
-        )
-        for i in range(120)
-    ]
+    drawn = drawn_layers(attack, attack.in_gram_space(test), neurons, 5, 120)
     assert differ(real, drawn) > REJECT
-    plain = [leakage(qbi_firing(gram(test), bias, neurons, generator(6, i))) for i in range(120)]
+    plain = drawn_layers(QBI(batch_size), InGramSpace(gram(test), test.shape[1]), neurons, 6, 120)
     assert differ(real, plain) < REJECT
 
 
@@ -103,13 +94,7 @@ def test_pairs_against_the_algorithm_to_the_letter(pairs_setting):
 def test_trap_weights_in_law(cifar, scale):
     x, neurons, layers = unit_pixels(cifar, slice(0, 30)).flatten(1), 100, 150
     real = direct(TrapWeights(scale), x, neurons, layers, "trap")
-    drawn = [
-        leakage(trap_weights_firing(gram(x), x.double().sum(1), x.shape[1], scale, neurons, generator(7, i)))
-        for i in range(layers)
-    ]
+    drawn = drawn_layers(TrapWeights(scale), TrapWeights(scale).in_gram_space(x), neurons, 7, layers)
     assert differ(real, drawn) > REJECT
-    other = [
-        leakage(trap_weights_firing(gram(x), x.double().sum(1), x.shape[1], scale - 0.01, neurons, generator(8, i)))
-        for i in range(layers)
-    ]
+    other = drawn_layers(TrapWeights(scale - 0.01), TrapWeights(scale).in_gram_space(x), neurons, 8, layers)
     assert differ(real, other) < REJECT

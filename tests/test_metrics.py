@@ -8,11 +8,23 @@ from hypothesis import strategies as st
 from skimage.metrics import peak_signal_noise_ratio, structural_similarity
 
 from qbi.errors import BadValue, CannotRead
+from qbi.exposure import leakage, observe
+from qbi.exposure.pattern import isolated_samples, isolation
 from qbi.extraction import read_rows
 from qbi.federation import client_step
-from qbi.firing import isolated_samples, isolation
-from qbi.metrics import l1, leakage, match, mean_interval, observe, psnr, share_interval, ssim, thresholds_for
-from qbi.metrics.matching import Threshold
+from qbi.metrics import (
+    CLEAR,
+    EXACT,
+    FAITHFUL,
+    RECOGNISABLE,
+    Threshold,
+    l1,
+    match,
+    mean_interval,
+    psnr,
+    share_interval,
+    ssim,
+)
 from qbi.randomness import derive_seed, generator
 
 
@@ -48,9 +60,9 @@ def test_isolation_over_several_layers_at_once():
 def test_one_candidate_counts_for_one_sample():
     truth = torch.zeros(3, 10)
     truth[2] = 5
-    found = match(torch.zeros(1, 10), truth, [Threshold("exact", 1e-10)])[0]
+    found = match(torch.zeros(1, 10), truth)[EXACT]
     assert int(found.recovered.sum()) == 1
-    found = match(torch.zeros(9, 10), truth, [Threshold("exact", 1e-10)])[0]
+    found = match(torch.zeros(9, 10), truth)[EXACT]
     assert found.recovered.tolist() == [True, True, False]
 
 
@@ -58,23 +70,23 @@ def test_matching_takes_the_largest_assignment():
     """A candidate near two samples must not crowd out another that is near only one of them."""
     truth = torch.tensor([[0.0], [1.0]])
     candidates = torch.tensor([[0.5], [0.1]])
-    found = match(candidates, truth, [Threshold("near", 0.3)])[0]
+    found = match(candidates, truth, thresholds=[near := Threshold("near", "near", mse=0.3)])[near]
     assert found.recovered.all()
     assert found.candidate.tolist() == [1, 0]
 
 
 def test_no_candidates_recover_nothing():
-    assert match(torch.empty(0, 4), torch.zeros(2, 4), thresholds_for(1.0))[0].recall == 0
+    assert match(torch.empty(0, 4), torch.zeros(2, 4))[EXACT].recall == 0
 
 
 def test_thresholds_are_those_of_psnr():
     truth = torch.rand(1, 500, generator=generator(2))
-    for threshold in thresholds_for(1.0)[1:]:
-        level = float(threshold.name.removeprefix("psnr>"))
-        off = truth + math.sqrt(threshold.mse) * 0.999
+    for threshold, level in ((FAITHFUL, 60), (CLEAR, 30), (RECOGNISABLE, 19)):
+        bound = math.sqrt(threshold.largest_error(1.0))
+        off = truth + bound * 0.999
         assert psnr(off, truth, data_range=1.0)[0] > level
-        assert match(off, truth, [threshold])[0].recall == 1
-        assert match(truth + math.sqrt(threshold.mse) * 1.001, truth, [threshold])[0].recall == 0
+        assert match(off, truth)[threshold].recall == 1
+        assert match(truth + bound * 1.001, truth)[threshold].recall == 0
 
 
 def test_similarity_agrees_with_another_library():
@@ -123,7 +135,7 @@ def test_an_almost_pure_row_does_not_stand_for_a_pure_one():
     x = torch.randn(2, 3000, generator=generator(6))
     delta = torch.tensor([[1e-3, 0.0], [1.0, 1e-4]])
     found = read_rows(delta @ x, delta.sum(1))
-    assert match(found.samples, x[:1], thresholds_for(1.0))[0].recall == 1
+    assert match(found.samples, x[:1])[EXACT].recall == 1
     assert len(found.rows) == 2
 
 
@@ -131,8 +143,8 @@ def test_low_precision_gradients_are_read_and_judged_at_several_levels():
     x = torch.rand(1, 3000, generator=generator(7))
     delta = torch.tensor([[0.3], [0.7]])
     found = read_rows((delta @ x).bfloat16(), delta[:, 0].bfloat16())
-    levels = match(found.samples, x, thresholds_for(1.0))
-    assert [level.recall for level in levels] == [0, 0, 1, 1]
+    levels = match(found.samples, x)
+    assert [levels[t].recall for t in (EXACT, FAITHFUL, CLEAR, RECOGNISABLE)] == [0, 0, 1, 1]
 
 
 def test_updates_that_cannot_be_read_say_so():

@@ -8,10 +8,11 @@ from torch import nn
 
 from qbi.attacks import QBI, mount
 from qbi.errors import BadValue, CannotMount, QbiError
+from qbi.exposure import leakage, observe
 from qbi.extraction import extract
 from qbi.extraction.normalisation import PublicStatistics
 from qbi.federation import client_step
-from qbi.metrics import leakage, match, observe, thresholds_for
+from qbi.metrics import EXACT, RECOGNISABLE, match
 from qbi.models import Residual
 from qbi.randomness import generator
 
@@ -120,14 +121,14 @@ def recovered_and_isolated(model, x, **undo):
     isolated = leakage(observe(mounted.model, mounted.layer, x).fired).isolated
     update = client_step(mounted.model, x, torch.arange(BATCH) % 4)
     found = extract(mounted.model, mounted.layer, mounted.carrier, update, **undo)
-    return match(found.samples, x.flatten(1), thresholds_for(1.0)), isolated
+    return match(found.samples, x.flatten(1)), isolated
 
 
 @pytest.mark.parametrize("make", PREFIXES.values(), ids=PREFIXES.keys())
 def test_samples_come_back_exactly_through_every_prefix(make):
     torch.manual_seed(0)
     recoveries, isolated = recovered_and_isolated(make(), images())
-    assert torch.equal(recoveries[0].recovered, isolated)
+    assert torch.equal(recoveries[EXACT].recovered, isolated)
     assert isolated.sum() >= 7
 
 
@@ -153,7 +154,7 @@ def test_batch_norm_is_undone_exactly(make, fresh):
     norm = make() if fresh else used(make())
     model = build(("c", conv(3, 3, bias=False)), ("norm", norm), ("flatten", nn.Flatten()), *head(108))
     recoveries, isolated = recovered_and_isolated(model, 0.4 + 0.25 * images())
-    assert torch.equal(recoveries[0].recovered, isolated)
+    assert torch.equal(recoveries[EXACT].recovered, isolated)
     assert isolated.sum() >= 7
 
 
@@ -161,7 +162,7 @@ def test_batch_norm_of_flattened_samples_is_undone():
     torch.manual_seed(0)
     model = build(("flatten", nn.Flatten()), ("norm", nn.BatchNorm1d(108)), *head(108))
     recoveries, isolated = recovered_and_isolated(model, 0.4 + 0.25 * images())
-    assert torch.equal(recoveries[0].recovered, isolated)
+    assert torch.equal(recoveries[EXACT].recovered, isolated)
     assert isolated.any()
 
 
@@ -176,7 +177,7 @@ def test_batch_norm_with_relu_behind_it_is_carried_by_its_own_offset():
     ]
     model = build(*layers, ("r2", nn.ReLU()), ("flatten", nn.Flatten()), *head(108))
     recoveries, isolated = recovered_and_isolated(model, 0.4 + 0.25 * images())
-    assert torch.equal(recoveries[0].recovered, isolated)
+    assert torch.equal(recoveries[EXACT].recovered, isolated)
     assert isolated.sum() >= 7
 
 
@@ -193,7 +194,7 @@ def test_batch_norm_scale_and_offset_are_taken_out():
     isolated = leakage(observe(mounted.model, mounted.layer, x).fired).isolated
     update = client_step(mounted.model, x, torch.arange(BATCH) % 4)
     found = extract(mounted.model, mounted.layer, mounted.carrier, update)
-    assert torch.equal(match(found.samples, x.flatten(1), thresholds_for(1.0))[0].recovered, isolated)
+    assert torch.equal(match(found.samples, x.flatten(1))[EXACT].recovered, isolated)
     assert isolated.any()
 
 
@@ -207,13 +208,13 @@ def test_layer_norm_comes_back_up_to_each_samples_own_statistics():
     seen = extract(mounted.model, mounted.layer, mounted.carrier, update, keep_normalised=True)
     flat = x.flatten(1)
     standard = (flat - flat.mean(1, keepdim=True)) / (flat.var(1, correction=0, keepdim=True) + 1e-5).sqrt()
-    assert torch.equal(match(seen.samples, standard, thresholds_for(1.0))[0].recovered, isolated)
+    assert torch.equal(match(seen.samples, standard)[EXACT].recovered, isolated)
     # With the domain's statistics in place of the sample's own, the result is close but not exact.
     public = PublicStatistics((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
     close = extract(mounted.model, mounted.layer, mounted.carrier, update, public=public)
-    found = match(close.samples, flat, thresholds_for(6.0))
-    assert not found[0].recovered.any()
-    assert torch.equal(found[-1].recovered & isolated, isolated)
+    found = match(close.samples, flat, data_range=6.0)
+    assert not found[EXACT].recovered.any()
+    assert torch.equal(found[RECOGNISABLE].recovered & isolated, isolated)
 
 
 @pytest.mark.parametrize(
@@ -233,7 +234,7 @@ def test_every_form_of_layer_norm_is_undone(prefix):
     update = client_step(mounted.model, x, torch.arange(BATCH) % 4)
     public = PublicStatistics((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
     found = extract(mounted.model, mounted.layer, mounted.carrier, update, public=public)
-    near = match(found.samples, x.flatten(1), thresholds_for(6.0))[-1].recovered
+    near = match(found.samples, x.flatten(1), data_range=6.0)[RECOGNISABLE].recovered
     assert torch.equal(near & isolated, isolated)
     assert isolated.any()
 

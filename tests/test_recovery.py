@@ -6,9 +6,10 @@ import torch
 from qbi.attacks import PAIRS, QBI, mount
 from qbi.carrier import flat
 from qbi.data.images import normalised, unit_pixels
+from qbi.exposure import leakage, observe
 from qbi.extraction import extract, nearest_tokens
 from qbi.federation import client_step
-from qbi.metrics import leakage, match, observe, thresholds_for
+from qbi.metrics import EXACT, match
 from qbi.models import image_cnn, text_model
 from qbi.randomness import generator
 
@@ -17,7 +18,7 @@ def check(mounted, inputs, targets, truth, atleast):
     isolated = leakage(observe(mounted.model, mounted.layer, inputs).fired).isolated
     update = client_step(mounted.model, inputs, targets)
     found = extract(mounted.model, mounted.layer, mounted.carrier, update)
-    exact = match(found.samples, truth, thresholds_for(1.0))[0]
+    exact = match(found.samples, truth)[EXACT]
     assert torch.equal(exact.recovered, isolated)
     assert isolated.sum() >= atleast
     return found, exact

@@ -7,14 +7,15 @@ import torch
 from torch import nn
 
 import zoo
-from qbi.attacks import QBI
-from qbi.attacks.mount import Mounted, write_rows
-from qbi.audit.survey import survey
+from qbi.attacks import QBI, Mounted
+from qbi.attacks.mounting import write
+from qbi.auditing.survey import survey
 from qbi.carrier import flat
 from qbi.errors import BadValue, CannotMount
+from qbi.exposure import leakage, observe
 from qbi.extraction import extract
 from qbi.federation import client_step
-from qbi.metrics import leakage, match, observe, thresholds_for
+from qbi.metrics import EXACT, match
 from qbi.randomness import generator
 from qbi.routing import carry_to, trace
 
@@ -95,18 +96,17 @@ def test_the_right_decision_for_each_layer(name):
     assert all(torch.equal(p, before[n]) for n, p in model.state_dict().items())
 
 
-EXACT = [
+CARRIED = [
     (name, layer) for name, (_, _, layers) in ZOO.items() for layer, (reach, _) in layers.items() if reach == "exact"
 ]
 
 
-@pytest.mark.parametrize(("name", "layer"), EXACT, ids=[f"{n}: {layer}" for n, layer in EXACT])
+@pytest.mark.parametrize(("name", "layer"), CARRIED, ids=[f"{n}: {layer}" for n, layer in CARRIED])
 def test_every_exact_claim_is_confirmed_from_real_gradients(name, layer):
     inputs = ZOO[name][1]
     crafted = copy.deepcopy(made(name)).train()
     carrier = carry_to(crafted, layer, inputs)
-    mounted = Mounted(crafted, layer, carrier)
-    write_rows(mounted, QBI(BATCH), generator(3))
+    write(Mounted(crafted, layer, carrier, attack=QBI(BATCH)), generator(3))
     isolated = leakage(observe(crafted, layer, inputs).fired).isolated
     reconstructs = name == "autoencoder"
     targets = inputs[0] if reconstructs else torch.arange(BATCH) % 2
@@ -116,7 +116,7 @@ def test_every_exact_claim_is_confirmed_from_real_gradients(name, layer):
     source = inputs[carrier.source]
     if carrier.embedding is not None:
         source = crafted.get_submodule(carrier.embedding)(source).detach()
-    recovery = match(found.samples, flat(source), thresholds_for(1.0))[0]
+    recovery = match(found.samples, flat(source))[EXACT]
     # What a dead loss hides (no gradient for a sample) is not the prefix's fault; a wrong prefix recovers nothing.
     assert recovery.recovered.sum() >= min(3, int(isolated.sum()))
     assert isolated.sum() >= 3 or carrier.features < 10

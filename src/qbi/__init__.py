@@ -1,16 +1,99 @@
 """Shows what a federated-learning server could read out of its clients' gradients, and stops it.
 
-`qbi.audit(model, data)` is the main job; the parts it is made of are the packages below.
+`qbi.audit(model, data)` is the main job; the names below are the rest of the front door. Nothing heavy is imported before
+it is asked for.
 """
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
 
+if TYPE_CHECKING:
+    from qbi.attacks import (
+        ATTACKS,
+        PAIRS,
+        QBI,
+        Attack,
+        Imprint,
+        Knowledge,
+        Mirrored,
+        Mounted,
+        Passive,
+        Reading,
+        TrapWeights,
+        mount,
+    )
+    from qbi.auditing import AuditResult, Client, audit
+    from qbi.defences import AmbientGuard, LeakGuard
+    from qbi.detection import inspect_parameters
+    from qbi.extraction import extract
+    from qbi.federation import client_step
+    from qbi.metrics import CLEAR, EXACT, FAITHFUL, RECOGNISABLE, match
 
-def __getattr__(name: str) -> Any:
-    """`qbi.audit` without importing torch before it is asked for."""
-    if name == "audit":
-        return importlib.import_module("qbi.audit")
-    raise AttributeError(f"module 'qbi' has no attribute {name!r}")
+__all__ = [
+    "ATTACKS",
+    "CLEAR",
+    "EXACT",
+    "FAITHFUL",
+    "PAIRS",
+    "QBI",
+    "RECOGNISABLE",
+    "AmbientGuard",
+    "Attack",
+    "AuditResult",
+    "Client",
+    "Imprint",
+    "Knowledge",
+    "LeakGuard",
+    "Mirrored",
+    "Mounted",
+    "Passive",
+    "Reading",
+    "TrapWeights",
+    "audit",
+    "client_step",
+    "extract",
+    "inspect_parameters",
+    "match",
+    "mount",
+]
+
+_ROOMS = {
+    "qbi.attacks": (
+        [
+            "ATTACKS",
+            "PAIRS",
+            "QBI",
+            "Attack",
+            "Imprint",
+            "Knowledge",
+            "Mirrored",
+            "Mounted",
+            "Passive",
+            "Reading",
+            "TrapWeights",
+            "mount",
+        ]
+    ),
+    "qbi.auditing": ["AuditResult", "Client", "audit"],
+    "qbi.defences": ["AmbientGuard", "LeakGuard"],
+    "qbi.detection": ["inspect_parameters"],
+    "qbi.extraction": ["extract"],
+    "qbi.federation": ["client_step"],
+    "qbi.metrics": ["CLEAR", "EXACT", "FAITHFUL", "RECOGNISABLE", "match"],
+}
+_ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names}
+
+
+def __getattr__(name: str) -> object:
+    """A public name, imported from its room when it is first asked for."""
+    if name not in _ROOM_OF:
+        raise AttributeError(f"module 'qbi' has no attribute {name!r}")
+    found = getattr(importlib.import_module(_ROOM_OF[name]), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

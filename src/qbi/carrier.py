@@ -8,6 +8,7 @@ dropout, too few channels), it says what, and the "sample" is what remains.
 
 import math
 from dataclasses import dataclass, field
+from enum import Enum
 
 import torch
 from jaxtyping import Float, Int
@@ -37,20 +38,41 @@ class Normalised:
     offset: float = 0.0
 
 
-Step = Affine | Normalised
+Change = Affine | Normalised
+
+
+class Cause(Enum):
+    """Why something of a sample does not arrive."""
+
+    POOLING = "pooling"
+    DROPOUT = "dropout"
+    CUT = "cut"
+    SQUASHED = "squashed"
+    NARROW = "narrow"
+    STRIDE = "stride"
+    NORMALISED = "normalised"
+    POSITIONS = "positions"
+    SHIFT = "shift"
+    """Values lie below the shift that was to carry them past a ReLU: a larger one may do."""
 
 
 @dataclass(frozen=True)
-class Loss:
-    """A layer at which something of the sample is lost, and what."""
+class Shortfall:
+    """A layer at which something of the sample is lost: where, why, and the sentence that says it."""
 
-    layer: str
+    label: str
+    cause: Cause
     reason: str
-    approximate: bool = False
-    """Whether the values still come back, up to public statistics of the domain."""
+    place: str = ""
+    """The layer's path in the model."""
+
+    @property
+    def approximate(self) -> bool:
+        """Whether the values still come back, up to public statistics of the domain."""
+        return self.cause is Cause.NORMALISED
 
     def __str__(self) -> str:
-        return f"{self.layer} {self.reason}"
+        return f"{self.label} {self.reason}"
 
 
 @dataclass(frozen=True)
@@ -63,10 +85,10 @@ class Carrier:
     """The feature that holds each value; the first ones in order, if not given."""
     negative: Int[Tensor, " m"] | None = None
     """The feature that holds each value's negative part, where the sample comes in two halves."""
-    steps: tuple[Step, ...] = ()
+    steps: tuple[Change, ...] = ()
     embedding: str | None = None
     """The embedding layer after which the sample begins, for text."""
-    losses: tuple[Loss, ...] = ()
+    shortfalls: tuple[Shortfall, ...] = ()
     places: Int[Tensor, "..."] | None = field(default=None, repr=False)
     """Where each carried value stands in the client's flattened sample, one row a position; None if not known any more."""
     centre: float = 0.0
@@ -85,7 +107,7 @@ class Carrier:
     @property
     def exact(self) -> bool:
         """Whether nothing is lost on the way."""
-        return not self.losses
+        return not self.shortfalls
 
     def read(self, inputs: Float[Tensor, "k w"]) -> Float[Tensor, "k m"]:
         """Pick the sample out of the layer's input features; its steps are not undone here."""
@@ -126,7 +148,7 @@ class Carrier:
         return CraftedRows(weight=out, bias=bias)
 
 
-def describe(steps: tuple[Step, ...]) -> str:
+def describe(steps: tuple[Change, ...]) -> str:
     """The steps in words, for reports."""
     words = []
     for step in steps:

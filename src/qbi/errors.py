@@ -13,7 +13,11 @@ class BadValue(QbiError, ValueError):
 
 
 class CannotMount(QbiError):
-    """A model on which the attack cannot stand; the message names the layer that decides."""
+    """A model on which the attack cannot stand; the message says why, and `at` names the layer that decides."""
+
+    def __init__(self, sentence: str, *, at: str = "") -> None:
+        super().__init__(sentence)
+        self.at = at
 
 
 class CannotRead(QbiError):
@@ -29,6 +33,12 @@ class MissingExtra(QbiError):
 
     def __init__(self, module: str, extra: str) -> None:
         super().__init__(f"{module} is not installed; it comes with an extra: pip install 'qbi[{extra}]'.")
+
+
+def first_line(problem: BaseException, *, most: int = 160) -> str:
+    """What an exception says, in one line; its kind where it says nothing."""
+    said = str(problem).strip()
+    return said.splitlines()[0][:most] if said else type(problem).__name__
 
 
 def require_positive(place: str, **values: int) -> None:

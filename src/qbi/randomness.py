@@ -1,8 +1,13 @@
-"""Random generators derived by name, so that a result depends on its seed and name and on nothing else."""
+"""Random numbers: seeded by name for results that can be repeated, from the operating system for what protects."""
 
 import hashlib
+import math
+import os
+import secrets
 
+import numpy as np
 import torch
+from torch import Tensor
 
 
 def derive_seed(seed: int, *names: object) -> int:
@@ -14,3 +19,45 @@ def derive_seed(seed: int, *names: object) -> int:
 def generator(seed: int, *names: object, device: torch.device | str = "cpu") -> torch.Generator:
     """A fresh torch generator for one named purpose."""
     return torch.Generator(device=device).manual_seed(derive_seed(seed, *names))
+
+
+class SystemEntropy:
+    """Random numbers straight from the operating system's cryptographic source.
+
+    A generator that was seeded can be run again by whoever guesses the seed, and torch's has 32 bits of it; one that is not
+    cryptographic can be continued by whoever knows part of its output, and a server knows where a gradient is zero. So
+    noise that is to protect comes from here, value by value.
+    """
+
+    def normal(self, shape: torch.Size | tuple[int, ...]) -> Tensor:
+        """Standard normal float32 values by the Box–Muller transform of 64 bits for each pair."""
+        count = math.prod(shape)
+        words = np.frombuffer(os.urandom(16 * ((count + 1) // 2)), dtype=np.uint64).reshape(2, -1)
+        # 53 random bits, never zero: the logarithm stays finite.
+        uniform = ((words >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
+        radius = np.sqrt(-2 * np.log(uniform[0]))
+        angle = 2 * math.pi * uniform[1]
+        values = np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:count]
+        return torch.from_numpy(values.astype(np.float32)).reshape(tuple(shape))
+
+    def integer(self) -> int:
+        """128 bits."""
+        return secrets.randbits(128)
+
+
+Draws = torch.Generator | SystemEntropy
+"""Where a defence takes its random numbers from: the system where it protects, a generator where a result is to be repeated."""
+
+
+def normal_like(values: Tensor, draws: Draws) -> Tensor:
+    """Standard normal values of the same shape, type and place."""
+    if isinstance(draws, SystemEntropy):
+        return draws.normal(values.shape).to(values)
+    return torch.randn(values.shape, generator=draws, device=draws.device).to(values)
+
+
+def random_integer(draws: Draws) -> int:
+    """A large random number, to seed something that is not secret by itself."""
+    if isinstance(draws, SystemEntropy):
+        return draws.integer()
+    return int(torch.randint(2**62, (), generator=draws, device=draws.device))

@@ -59,7 +59,6 @@ class Recovery:
     `candidate[i]` is the index of the candidate that gave sample i, or −1.
     """
 
-    threshold: str
     recovered: Bool[Tensor, " b"]
     candidate: Int[Tensor, " b"]
 

@@ -8,8 +8,9 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 
 from flower_guarded.task import SHAPE, make_model
-from qbi.attacks import QBI
-from qbi.integrations.flower import Recording, craft
+from qbi import QBI, mount
+from qbi.integrations.flower import Recording
+from qbi.randomness import generator
 
 app = ServerApp()
 
@@ -22,7 +23,7 @@ def main(grid: Grid, context: Context) -> None:
     crafted = None
     if config["attack"] == "qbi":
         sample = torch.randn(2, *SHAPE, generator=torch.Generator().manual_seed(0))
-        crafted = craft(model, QBI(int(config["batch-size"])), sample, seed=int(config["seed"]))
+        crafted = mount(model, QBI(int(config["batch-size"])), sample, generator(int(config["seed"]), "flower"))
     inner = FedAvg(fraction_train=1.0, fraction_evaluate=1.0 if config["evaluate"] else 0.0, min_available_nodes=2)
     strategy = Recording(inner, Path(str(config["out"])), crafted=crafted, shape=SHAPE)
     strategy.start(

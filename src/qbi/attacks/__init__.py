@@ -1,11 +1,31 @@
-"""The server's crafted parameters: QBI, PAIRS, trap weights, and the way to mount them on a model."""
+"""The server's side: each attack in a file of its own, the registry of all, and the way to mount one on a model."""
 
-from qbi.attacks.base import Attack
+from qbi.attacks.base import Attack, Carried, Domain, InGramSpace, Knowledge, Mounted, Reading, SampleSource
 from qbi.attacks.imprint import Imprint
 from qbi.attacks.mirrored import Mirrored
-from qbi.attacks.mount import Mounted, mount
-from qbi.attacks.pairs import PAIRS, SampleSource
+from qbi.attacks.mounting import carry, mount
+from qbi.attacks.pairs import PAIRS
+from qbi.attacks.passive import Passive
 from qbi.attacks.qbi import QBI
+from qbi.attacks.registry import ATTACKS
 from qbi.attacks.trap_weights import TrapWeights
 
-__all__ = ["PAIRS", "QBI", "Attack", "Imprint", "Mirrored", "Mounted", "SampleSource", "TrapWeights", "mount"]
+__all__ = [
+    "ATTACKS",
+    "PAIRS",
+    "QBI",
+    "Attack",
+    "Carried",
+    "Domain",
+    "Imprint",
+    "InGramSpace",
+    "Knowledge",
+    "Mirrored",
+    "Mounted",
+    "Passive",
+    "Reading",
+    "SampleSource",
+    "TrapWeights",
+    "carry",
+    "mount",
+]

@@ -1,24 +1,239 @@
-"""What every attack is: a way to write the rows of a linear layer."""
+"""What an attack is: the rows it writes, what it does behind them, how it reads an answer, and its law where one is known."""
 
-from typing import Protocol, runtime_checkable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import ClassVar, Protocol, runtime_checkable
 
 import torch
+from jaxtyping import Bool, Float, Float64
+from torch import Tensor, nn
 
-from qbi.records import CraftedRows
+from qbi.carrier import Carrier
+from qbi.errors import DataError
+from qbi.exposure.pattern import isolated_samples, leakage
+from qbi.extraction.normalisation import PublicStatistics
+from qbi.extraction.quotients import layer_gradients, read_rows, restored
+from qbi.federation.client import Loss, default_loss
+from qbi.gram import gram
+from qbi.metrics.leakage import mean_leakage
+from qbi.records import Candidates, CraftedRows, Update
+
+LAYERS = 40
+"""Layers drawn to estimate what an attack is expected to do, where there is no closed form."""
+
+
+class Domain(Enum):
+    """What values an attack's rows are written for."""
+
+    STANDARD = "around 0 with spread 1"
+    UNIT = "between 0 and 1"
+
+    def placement(self, values: Tensor) -> tuple[float, float] | None:
+        """The centre and the spread that bring these values into the domain; None where they lie in it already."""
+        wide = values.double()
+        if self is Domain.UNIT:
+            centre, spread = float(wide.min()), float(wide.max() - wide.min())
+            fine = centre >= 0 and centre + spread <= 1.0001
+        else:
+            centre, spread = float(wide.mean()), float(wide.std())
+            fine = abs(centre) < 0.25 and 0.7 < spread < 1.4
+        return None if fine or spread == 0 else (centre, spread)
 
 
 @runtime_checkable
-class Attack(Protocol):
-    """Rows for a layer of `neurons` outputs that sees samples of `features` values.
+class SampleSource(Protocol):
+    """Auxiliary samples that can be loaded a slice at a time; a tensor is one."""
 
-    The rows are float32 and live on the generator's device; the same generator state gives the same rows.
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: slice, /) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Knowledge:
+    """What a server knows when it prepares an attack: the layer, the batch it expects, samples of the domain.
+
+    `auxiliary` are samples as they arrive at the layer, in the attack's domain. `settings` are the user's wishes by name.
     """
 
-    @property
-    def name(self) -> str:
-        """How tables and reports call it."""
-        ...
+    batch_size: int
+    neurons: int
+    features: int
+    auxiliary: SampleSource | None = None
+    settings: Mapping[str, float] = field(default_factory=dict)
+    seed: int = 0
 
+
+@dataclass(frozen=True)
+class AuxiliaryGroup:
+    """Auxiliary samples in Gram space: among themselves, and the test samples with them."""
+
+    auxiliary: Float64[Tensor, "a a"]
+    cross: Float64[Tensor, "t a"]
+
+
+@dataclass(frozen=True)
+class InGramSpace:
+    """A batch as its inner products: all that the law of an attack's activations needs.
+
+    `sums` are the sums of each sample's values, for attacks whose rows do not average to zero; `group` gives auxiliary samples.
+    """
+
+    test: Float64[Tensor, "t t"]
+    features: int
+    sums: Float64[Tensor, " t"] | None = None
+    group: Callable[[slice], AuxiliaryGroup] | None = None
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a server knows when it reads an answer, beside the model it sent.
+
+    `rounding` is the relative error of the gradients (their own type's if not given); `loss` is the client's loss on a batch.
+    """
+
+    rounding: float | None = None
+    loss: Loss = default_loss
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Carried:
+    """A model that carries samples to one of its layers, and how they arrive there."""
+
+    model: nn.Module
+    layer: str
+    carrier: Carrier
+    probe: tuple[Tensor, ...] = field(default=(), repr=False)
+    """A few inputs of the client's shape; their values do not matter."""
+
+    @property
+    def target(self) -> nn.Linear:
+        """The attacked layer."""
+        layer = self.model.get_submodule(self.layer)
+        assert isinstance(layer, nn.Linear)
+        return layer
+
+    def placed_for(self, domain: Domain, arrived: Tensor) -> "Carried":
+        """The same, its rows to be written for what arrives.
+
+        A server knows its domain's statistics; here they are taken from data, as one number each.
+        """
+        place = domain.placement(arrived)
+        if place is None:
+            return self
+        return replace(self, carrier=replace(self.carrier, centre=place[0], spread_of_values=place[1]))
+
+
+@dataclass(frozen=True)
+class Mounted(Carried):
+    """A model with an attack in it."""
+
+    attack: "Attack" = field(kw_only=True)
+
+    def read(self, update: Update, how: Reading | None = None, *, public: PublicStatistics | None = None) -> Candidates:
+        """Every sample that the attack reads out of an update, in the space of the client's data.
+
+        Normalisation is undone: BatchNorm exactly, from its running statistics before and after; LayerNorm with `public`
+        statistics of the domain, since each sample's own are lost.
+        """
+        found = self.read_at_layer(update, how)
+        return restored(found, self.model, self.carrier, update, public)
+
+    def read_at_layer(self, update: Update, how: Reading | None = None) -> Candidates:
+        """The same as it stands in the layer's input."""
+        return self.attack.read(self, update, how or Reading())
+
+
+class Attack(ABC):
+    """One attack. Its rows are float32 on the generator's device; the same generator state gives the same rows.
+
+    To add one: subclass it in a file of its own, and put it into the registry.
+    """
+
+    key: ClassVar[str]
+    """How commands and files call it."""
+    name: ClassVar[str]
+    """How tables and reports call it."""
+    deed: ClassVar[str]
+    """What its server does: "a server that …"."""
+    domain: ClassVar[Domain] = Domain.STANDARD
+    crafts: ClassVar[bool] = True
+    """Whether it changes the model; one that does not reads every layer of the model as it is."""
+    calibrated_at: ClassVar[tuple[int, ...]] = (20,)
+    """Batch sizes for which detectors are tried on it."""
+    has_law: ClassVar[bool] = False
+    """Whether `firing` is known."""
+
+    @classmethod
+    def prepare(cls, knowledge: Knowledge) -> "Attack":  # noqa: ARG003
+        """The attack for a layer and a batch of which the server knows this much."""
+        return cls()
+
+    @classmethod
+    def auxiliary_needed(cls, knowledge: Knowledge) -> int:  # noqa: ARG003
+        """Samples of the domain without which the attack cannot be prepared."""
+        return 0
+
+    @classmethod
+    def auxiliary_useful(cls, knowledge: Knowledge) -> int:
+        """Samples of the domain that it makes use of."""
+        return cls.auxiliary_needed(knowledge)
+
+    @abstractmethod
     def rows(self, neurons: int, features: int, generator: torch.Generator) -> CraftedRows:
-        """Write the rows."""
-        ...
+        """Rows for a layer of `neurons` outputs that sees samples of `features` values."""
+
+    def set_behind(self, mounted: Mounted) -> None:  # noqa: B027
+        """Set the layers behind the attacked one, in place; most attacks leave them."""
+
+    def read(self, sent: Carried, update: Update, how: Reading) -> Candidates:
+        """The samples in an update, as they stand in the layer's input; by default one from each row."""
+        weight, bias = layer_gradients(sent.layer, update)
+        return read_rows(weight, bias, carrier=sent.carrier, rounding=how.rounding)
+
+    def firing(
+        self,
+        batch: InGramSpace,  # noqa: ARG002
+        neurons: int,  # noqa: ARG002
+        generator: torch.Generator,  # noqa: ARG002
+    ) -> Bool[Tensor, "n t"]:
+        """The firing pattern of a fresh layer on a batch, drawn in its law without ever building weights."""
+        raise DataError(f"{self.name}: its law in Gram space is not known.")
+
+    def in_gram_space(self, x: Float[Tensor, "b m"]) -> InGramSpace:
+        """What the attack's law needs to know of a batch."""
+        return InGramSpace(gram(x), x.shape[1], x.double().sum(1))
+
+    def readable(self, fired: Bool[Tensor, "n b"]) -> Bool[Tensor, " b"]:
+        """Which samples the reader gets from a firing pattern: those that stand alone in a row."""
+        return isolated_samples(fired)
+
+    def expected(
+        self, batch: InGramSpace, neurons: Sequence[int], generator: torch.Generator
+    ) -> tuple[dict[str, float], ...]:
+        """Expected A, P, R of fresh layers on this batch, for each number of neurons."""
+        out = []
+        for count in neurons:
+            patterns = [self.firing(batch, count, generator) for _ in range(LAYERS)]
+            measured = mean_leakage([leakage(fired) for fired in patterns])
+            read = [float(self.readable(fired).double().mean()) for fired in patterns]
+            out.append(
+                {
+                    "active": measured["active"],
+                    "precision": measured["precision"],
+                    "recall": sum(read) / len(read),
+                }
+            )
+        return tuple(out)
+
+    def limit(self, neurons: int, batch_size: int) -> dict[str, float] | None:  # noqa: ARG002
+        """A, P, R on normal data, by closed forms, where there are any."""
+        return None
+
+
+def loaded(source: SampleSource, rows: slice, like: Tensor) -> Float[Tensor, "a m"]:
+    """Auxiliary samples as flat rows of the given kind."""
+    return torch.flatten(source[rows], 1).to(device=like.device, dtype=torch.float32)

@@ -7,28 +7,53 @@ to judge defences fairly: rules that look at single rows do not see it.
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
-from jaxtyping import Float
 from scipy.special import ndtri
-from torch import Tensor, nn
 
-from qbi.attacks.mount import Mounted
-from qbi.errors import CannotMount, require_positive
-from qbi.extraction.read import read_rows
-from qbi.records import Candidates, CraftedRows
+from qbi.attacks.base import Attack, Carried, Knowledge, Mounted, Reading, loaded
+from qbi.attacks.heads import equalise_head
+from qbi.errors import require_positive
+from qbi.extraction.quotients import layer_gradients, read_rows
+from qbi.records import Candidates, CraftedRows, Update
+
+MEASURED = 256
+"""Auxiliary samples from which the law of the measurement is taken, where there are as many."""
 
 
 @dataclass(frozen=True)
-class Imprint:
+class Imprint(Attack):
     """Rows that all measure the mean of a sample, biases at the quantiles of a normal law of the measurements.
 
-    `mean` and `std` are those of the measurement over the domain, in units of the sample's values.
+    Args:
+        mean: of the measurement over the domain, in units of the sample's values.
+        std: its standard deviation.
+
+    >>> from qbi.randomness import generator
+    >>> Imprint(mean=0.0, std=0.5).rows(3, 4, generator(0)).bias.argsort().tolist()
+    [2, 1, 0]
     """
+
+    key: ClassVar[str] = "imprint"
+    name: ClassVar[str] = "imprint"
+    deed: ClassVar[str] = "prepares the model with imprint and subtracts neighbouring rows"
 
     mean: float = 0.0
     std: float = 1.0
-    name: str = "imprint"
+
+    @classmethod
+    def prepare(cls, knowledge: Knowledge) -> "Imprint":
+        """With the measurement's law on samples of the domain."""
+        if knowledge.auxiliary is None or len(knowledge.auxiliary) < 2:
+            return cls()
+        means = loaded(knowledge.auxiliary, slice(None), torch.empty(0)).mean(1)
+        return cls(float(means.mean()), float(means.std()))
+
+    @classmethod
+    def auxiliary_useful(cls, knowledge: Knowledge) -> int:  # noqa: ARG003
+        """Enough for a mean and a spread."""
+        return MEASURED
 
     def rows(self, neurons: int, features: int, generator: torch.Generator) -> CraftedRows:
         """Row n fires for samples whose mean exceeds the n-th quantile."""
@@ -40,20 +65,16 @@ class Imprint:
         size = math.sqrt(features)
         return CraftedRows(weight * size, (-quantiles * size).float().to(generator.device))
 
+    def set_behind(self, mounted: Mounted) -> None:
+        """All rows must back-propagate one coefficient per sample."""
+        equalise_head(mounted)
 
-def equalise_head(mounted: Mounted) -> None:
-    """Give every neuron the same outgoing weights, in place, so that all rows back-propagate one coefficient a sample."""
-    target = mounted.target
-    linear = [(n, m) for n, m in mounted.model.named_modules() if isinstance(m, nn.Linear)]
-    names = [name for name, _ in linear]
-    for _, layer in linear[names.index(mounted.layer) + 1 :]:
-        if layer.in_features == target.out_features:
-            with torch.no_grad():
-                layer.weight.copy_(layer.weight[:, :1].expand_as(layer.weight))
-            return
-    raise CannotMount(f"{mounted.layer} (Linear): no linear layer follows whose weights could be made equal.")
-
-
-def read_differences(weight: Float[Tensor, "n m"], bias: Float[Tensor, " n"]) -> Candidates:
-    """Read the differences of neighbouring rows, and the rows themselves."""
-    return read_rows(torch.cat([weight[:-1] - weight[1:], weight]), torch.cat([bias[:-1] - bias[1:], bias]))
+    def read(self, sent: Carried, update: Update, how: Reading) -> Candidates:
+        """Read the differences of neighbouring rows, and the rows themselves."""
+        weight, bias = layer_gradients(sent.layer, update)
+        return read_rows(
+            torch.cat([weight[:-1] - weight[1:], weight]),
+            torch.cat([bias[:-1] - bias[1:], bias]),
+            carrier=sent.carrier,
+            rounding=how.rounding,
+        )

@@ -7,31 +7,22 @@ method it replaces.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import ClassVar
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
+from qbi.attacks.base import Attack, AuxiliaryGroup, InGramSpace, Knowledge, SampleSource, loaded
 from qbi.attacks.qbi import QBI
-from qbi.carrier import flat
 from qbi.errors import BadValue, DataError, require_positive
-from qbi.firing import isolation
-from qbi.gram import Law, gram, law, lift
+from qbi.exposure.pattern import isolation
+from qbi.gram import Law, condition, gram, law, lift
 from qbi.records import CraftedRows
 
 BLOCK = 8192
 """Tries drawn at a time. Part of what the seed means: changing it changes the draws."""
-
-
-@runtime_checkable
-class SampleSource(Protocol):
-    """Auxiliary samples that can be loaded a slice at a time; a tensor is one."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, index: slice, /) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -43,13 +34,24 @@ class Search:
 
 
 @dataclass(frozen=True)
-class PAIRS:
+class PAIRS(Attack):
     """Algorithm 1 with errata 6 and 7.
 
     Neurons are tuned in groups of B on groups of B auxiliary samples. A neuron's row is redrawn until it isolates
     a sample that no earlier neuron of the group took. A group shares a budget of `budget_factor`·B·N tries and is
     abandoned after `patience` tries in a row without success; neurons not reached keep a plain QBI row.
+
+    >>> from qbi.randomness import generator
+    >>> domain = torch.randn(40, 64, generator=generator(0))
+    >>> PAIRS(batch_size=8, auxiliary=domain).rows(40, 64, generator(1)).weight.shape
+    torch.Size([40, 64])
     """
+
+    key: ClassVar[str] = "pairs"
+    name: ClassVar[str] = "PAIRS"
+    deed: ClassVar[str] = "prepares the model with PAIRS"
+    calibrated_at: ClassVar[tuple[int, ...]] = (20, 64)
+    has_law: ClassVar[bool] = True
 
     batch_size: int
     auxiliary: SampleSource
@@ -57,7 +59,27 @@ class PAIRS:
     patience: int = 2000
     exact: bool = False
     progress: Callable[[int, int], None] | None = field(default=None, compare=False, repr=False)
-    name: str = "PAIRS"
+
+    @classmethod
+    def prepare(cls, knowledge: Knowledge) -> "PAIRS":
+        """Tuned with samples of the domain, one for each neuron."""
+        if knowledge.auxiliary is None:
+            raise DataError("PAIRS: it tunes its rows with auxiliary data of the domain; give some (--aux).")
+        return cls(knowledge.batch_size, knowledge.auxiliary)
+
+    @classmethod
+    def auxiliary_needed(cls, knowledge: Knowledge) -> int:
+        """One sample for each neuron."""
+        return knowledge.neurons
+
+    @property
+    def plain(self) -> QBI:
+        """The attack whose rows are tuned."""
+        return QBI(self.batch_size, exact=self.exact)
+
+    def limit(self, neurons: int, batch_size: int) -> dict[str, float]:
+        """That of the rows it starts from."""
+        return self.plain.limit(neurons, batch_size)
 
     def rows(self, neurons: int, features: int, generator: torch.Generator) -> CraftedRows:
         """Search group by group, and lift what was found."""
@@ -68,8 +90,7 @@ class PAIRS:
                 f"PAIRS: {available} auxiliary samples for {neurons} neurons; it needs one a neuron. "
                 "Give more auxiliary data or attack fewer neurons."
             )
-        plain = QBI(self.batch_size, exact=self.exact)
-        bias = plain.bias(features)
+        bias = self.plain.bias(features)
         weight = torch.empty(neurons, features, device=generator.device)
         starts = range(0, neurons, self.batch_size)
         for group, start in enumerate(starts):
@@ -81,7 +102,7 @@ class PAIRS:
         return CraftedRows(weight, torch.full((neurons,), bias, device=generator.device))
 
     def _group(self, start: int, stop: int, features: int, device: torch.device) -> Float[Tensor, "b m"]:
-        x = flat(self.auxiliary[start:stop]).to(device=device, dtype=torch.float32)
+        x = loaded(self.auxiliary, slice(start, stop), torch.empty(0, device=device))
         if x.shape[1] != features:
             raise DataError(
                 f"PAIRS: auxiliary samples have {x.shape[1]} values, the layer carries {features}; "
@@ -103,6 +124,31 @@ class PAIRS:
         tuned = found.shape[0]
         lift(x, found, known, generator, out=rows[:tuned])
         rows[tuned:].normal_(generator=generator)
+
+    def firing(self, batch: InGramSpace, neurons: int, generator: torch.Generator) -> Bool[Tensor, "n t"]:
+        """Tuned rows by the conditional law, unreached rows by the plain one."""
+        if batch.group is None:
+            raise DataError("PAIRS: its law needs the inner products of the auxiliary data too.")
+        bias, untuned = self.plain.bias(batch.features), law(batch.test)
+        budget = self.budget_factor * self.batch_size * neurons
+        patterns = []
+        for start in range(0, neurons, self.batch_size):
+            group = batch.group(slice(start, min(start + self.batch_size, neurons)))
+            known = law(group.auxiliary)
+            found = search(known, bias, known.batch_size, budget, self.patience, generator).found
+            tuned = condition(batch.test, group.cross, known).sample(found, generator)
+            plain = untuned.sample(known.batch_size - len(found), generator)
+            patterns.append(torch.cat([tuned, plain]) > -bias)
+        return torch.cat(patterns)
+
+    def in_gram_space(self, x: Float[Tensor, "b m"]) -> InGramSpace:
+        """With the inner products of its auxiliary samples."""
+
+        def group(rows: slice) -> AuxiliaryGroup:
+            others = loaded(self.auxiliary, rows, x)
+            return AuxiliaryGroup(auxiliary=gram(others), cross=gram(x.float(), others))
+
+        return InGramSpace(gram(x), x.shape[1], group=group)
 
 
 def search(known: Law, bias: float, neurons: int, budget: int, patience: int, generator: torch.Generator) -> Search:

@@ -5,8 +5,8 @@ from torch import Tensor
 
 from qbi.attacks.qbi import QBI
 from qbi.benchmarks.timing import Comparison, Shape, seconds
+from qbi.exposure import leakage
 from qbi.gram import gram, law
-from qbi.metrics import leakage
 from qbi.randomness import generator
 
 LAYERS = 100

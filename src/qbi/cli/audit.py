@@ -3,69 +3,47 @@
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.table import Table
 
-from qbi.cli.common import Device, Json, Seed, checked_device, console, log, percent
+from qbi.cli import audit_options as options
+from qbi.cli.common import Device, Json, Seed, checked_device, console, log, percent, words
 from qbi.errors import BadValue
 from qbi.files import to_json, write_atomically
 
 if TYPE_CHECKING:
-    from torch import nn
-
-    from qbi.audit import AuditResult, Samples
-
-MOST_PIXELS = 2**28
-"""Pixels of synthetic photos that are painted at the most; their batch as floats takes twelve times as many bytes."""
-
-FEWEST_PAINTED = 256
-"""Photos that are painted at the least, so that curves over batch sizes have data."""
+    from qbi.attacks import Attack
+    from qbi.auditing import AuditResult
 
 
 def audit(
-    model: Annotated[
-        str | None,
-        typer.Argument(help="package.module:callable or path.py:callable; the paper's own model if left out."),
-    ] = None,
-    data: Annotated[
-        str,
-        typer.Option(
-            help="'photos' or 'text' (built in), a folder or archive of images, CIFAR-10, hf:NAME, a .csv of texts, "
-            "or arrays x and y in .npz, .safetensors or .pt."
-        ),
-    ] = "photos",
-    model_arg: Annotated[list[str] | None, typer.Option(help="name=value for the callable; may be repeated.")] = None,
-    attack: Annotated[
-        str, typer.Option(help="What the server does, comma-separated: passive, qbi, pairs, trap-weights.")
-    ] = "passive,qbi",
-    layers: Annotated[str, typer.Option(help="'most exposed', 'all', or a layer's name.")] = "most exposed",
-    batch_size: Annotated[int, typer.Option(min=2, help="Samples in the client's batch, B.")] = 20,
-    batches: Annotated[int, typer.Option(min=1, help="Batches to try, each with fresh rows.")] = 3,
-    loss: Annotated[str, typer.Option(help="auto, cross-entropy, bce, mse, or module:function.")] = "auto",
-    local_steps: Annotated[
-        int, typer.Option(min=0, help="Local steps before the client answers with its weights; 0: it sends a gradient.")
-    ] = 0,
-    optimiser: Annotated[Literal["sgd", "momentum", "adam"], typer.Option(help="Of the local steps.")] = "sgd",
-    learning_rate: Annotated[float, typer.Option(help="Of the local steps.")] = 0.1,
-    precision: Annotated[
-        Literal["float32", "bfloat16", "float16"], typer.Option(help="Of what the client sends.")
-    ] = "float32",
-    aux: Annotated[str | None, typer.Option(help="Auxiliary data for PAIRS, as --data.")] = None,
-    neurons: Annotated[int, typer.Option(min=1, help="Neurons of the paper's model, N; not with MODEL.")] = 200,
-    norm: Annotated[
-        Literal["none", "batch", "layer"], typer.Option(help="Normalisation in the paper's model; not with MODEL.")
-    ] = "none",
-    size: Annotated[int, typer.Option(min=4, help="Side of the images in pixels.")] = 32,
-    trap_scale: Annotated[float, typer.Option(help="Scale of trap weights, below 1.")] = 0.95,
-    defences: Annotated[bool, typer.Option(help="Try defences on the strongest attack.")] = True,
-    fail_above: Annotated[float | None, typer.Option(min=0, max=1, help="Exit with 1 when R exceeds this.")] = None,
-    no_samples: Annotated[bool, typer.Option("--no-samples", help="Leave the data out of everything written.")] = False,
-    sarif: Annotated[bool, typer.Option("--sarif", help="Also write audit.sarif for code scanning.")] = False,
-    junit: Annotated[bool, typer.Option("--junit", help="Also write audit.xml for a pipeline's test view.")] = False,
-    out: Annotated[Path, typer.Option(help="Folder for the report, the picture and the JSON.")] = Path("out/audit"),
-    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Skip unreadable images instead of stopping.")] = False,
+    model: options.Model = None,
+    data: options.Data = "photos",
+    model_arg: options.ModelArg = None,
+    attack: options.Attack = "default",
+    list_attacks: options.ListAttacks = False,
+    layers: options.Layers = "most exposed",
+    batch_size: options.BatchSize = 20,
+    batches: options.Batches = 3,
+    loss: options.Loss = "auto",
+    local_steps: options.LocalSteps = 0,
+    optimiser: options.Optimiser = "sgd",
+    learning_rate: options.LearningRate = 0.1,
+    precision: options.Precision = "float32",
+    aux: options.Aux = None,
+    neurons: options.Neurons = 200,
+    norm: options.Norm = "none",
+    size: options.Size = 32,
+    trap_scale: options.TrapScale = None,
+    defences: options.Defences = True,
+    fail_above: options.FailAbove = None,
+    no_samples: options.NoSamples = False,
+    sarif: options.Sarif = False,
+    junit: options.Junit = False,
+    out: options.Out = Path("out/audit"),
+    skip_bad: options.SkipBad = False,
     seed: Seed = 0,
     device: Device = "cpu",
     json: Json = False,
@@ -79,39 +57,45 @@ def audit(
 
       qbi audit
 
+      qbi audit --attack all
+
       qbi audit my_package.models:make_net --data ./photos --size 32 --batch-size 32
 
       qbi audit net.py:Net --model-arg width=64 --data table.npz --fail-above 0.1 --junit
-
-      qbi audit --attack passive,qbi,pairs,trap-weights --batch-size 50
     """
-    from qbi.audit import Client
-    from qbi.audit import audit as run
-    from qbi.audit.loading import load_callable, load_model, parse_arguments
+    from qbi.attacks.registry import ATTACKS, BY_DEFAULT, select
+    from qbi.auditing import Client
+    from qbi.auditing import audit as run
+    from qbi.auditing.loading import load_callable, load_model, parse_arguments
+    from qbi.cli.audit_data import audited_samples, paper_model
     from qbi.federation.local import LocalTraining
 
+    if list_attacks:
+        for known in ATTACKS.values():
+            console.print(f"{known.key}: a server that {known.deed.rstrip(',')}", markup=False, highlight=False)
+        return
     if fail_above is not None and not 0 <= fail_above <= 1:
         raise BadValue(f"--fail-above: {fail_above} is no share; R lies between 0 and 1.")
     where = checked_device(device)
-    attacks = [part.strip() for part in attack.split(",") if part.strip()]
-    arguments = parse_arguments(model_arg or [])
-    user = None if model is None else load_model(model, arguments)
+    attacks = list(BY_DEFAULT) if attack == "default" else words(attack)
+    user = None if model is None else load_model(model, parse_arguments(model_arg or []))
     client = Client(batch_size, local_steps, LocalTraining(optimiser, learning_rate), precision)
-    spare = neurons if "pairs" in attacks and aux is None else 0
-    samples = _samples(data, client.samples * batches, spare, size, seed, skip_bad, raw=user is None and norm != "none")
-    net = user if user is not None else _paper_model(samples, neurons, norm, seed)
+    spare = 0 if aux is not None else _spare(select(attacks, "audit"), batch_size, neurons)
+    raw = user is None and norm != "none"
+    samples = audited_samples(data, client.samples * batches, spare, size, seed, skip_bad, raw=raw)
+    helper = None if aux is None else audited_samples(aux, neurons, 0, size, seed + 1, skip_bad, raw=samples.raw)
     with log.status("loading", spinner="dots") as status:
         result = run(
-            net,
+            user if user is not None else paper_model(samples, neurons, norm, seed),
             samples,
             attacks=attacks,
             layers=layers,
             client=client,
             loss=load_callable(loss, "--loss") if ":" in loss else loss,
             batches=batches,
-            auxiliary=None if aux is None else _samples(aux, neurons, 0, size, seed + 1, skip_bad, raw=samples.raw),
+            auxiliary=helper,
             defences=defences,
-            trap_scale=trap_scale,
+            settings={} if trap_scale is None else {"trap_scale": trap_scale},
             name=model or "the paper's model",
             seed=seed,
             device=where,
@@ -127,41 +111,11 @@ def audit(
         raise typer.Exit(1)
 
 
-def _samples(source: str, wanted: int, spare: int, size: int, seed: int, skip_bad: bool, *, raw: bool) -> "Samples":
-    from qbi.audit.samples import ARRAYS, image_samples, load_arrays, text_samples
-    from qbi.data.builtin_text import builtin_text
-    from qbi.data.open import open_images
-    from qbi.data.text import load_text, word_tokens
+def _spare(attacks: "list[type[Attack]]", batch_size: int, neurons: int) -> int:
+    """Samples beside the batches that the attacks would like to have of the domain."""
+    from qbi.attacks import Knowledge
 
-    path = Path(source)
-    if source == "text":
-        return text_samples(word_tokens(builtin_text(), length=64, vocabulary=4000))
-    if path.suffix == ".csv":
-        return text_samples(word_tokens(load_text(path), length=64, vocabulary=4000))
-    if path.suffix in ARRAYS:
-        return load_arrays(path)
-    count = max(wanted + spare, FEWEST_PAINTED)
-    if source == "photos" and count * size**2 > MOST_PIXELS:
-        count = wanted + spare
-        if count * size**2 > MOST_PIXELS:
-            raise BadValue(
-                f"audit: {count} photos of {size}×{size} are more than fit; lower --batch-size, --neurons or --size."
-            )
-    return image_samples(open_images(source, size=size, count=count, seed=seed, skip_bad=skip_bad), raw=raw)
-
-
-def _paper_model(samples: "Samples", neurons: int, norm: str, seed: int) -> "nn.Module":
-    import torch
-
-    from qbi.models import image_cnn, text_model
-
-    torch.manual_seed(seed)
-    kind: Any = None if norm == "none" else norm
-    if samples.images is not None:
-        return image_cnn(samples.images.shape, neurons, max(2, len(samples.classes)), norm=kind)
-    if samples.vocabulary:
-        return text_model(len(samples.vocabulary), samples.inputs[0].shape[1], 64, neurons, norm=kind)
-    raise BadValue("MODEL: arrays need a model of yours; name it as package.module:callable or path.py:callable.")
+    return max((a.auxiliary_useful(Knowledge(batch_size, neurons, 1)) for a in attacks), default=0)
 
 
 def _write(
@@ -223,8 +177,10 @@ def _show(result: "AuditResult", out: Path) -> None:
         for label, shares in (("predicted for this batch", attack.predicted), ("limit on normal data", attack.limit)):
             if shares is not None:
                 measures.add_row("", label, *(percent(shares[key]) for key in ("active", "precision", "recall")))
-        levels = ", ".join(f"{name}: {percent(i.mean)} %" for name, i in attack.recovered.items())
+        levels = ", ".join(f"{threshold}: {percent(i.mean)} %" for threshold, i in attack.recovered.items())
         measures.add_row("", f"read from gradients: {levels}", "", "", "")
+    for missing in result.untested:
+        measures.add_row(f"{missing.attack}, {missing.layer}", "not tested", "–", "–", "–")
     console.print(measures)
     console.print(result.verdict, style="bold", highlight=False)
     for line in result.advice:

@@ -25,7 +25,7 @@ def calibrate(
     [bold]Example:[/bold] qbi calibrate --data cifar-10-python.tar.gz --seeds 4 --device cuda
     """
     from qbi.data.open import open_images
-    from qbi.experiments.calibration import calibrate as run
+    from qbi.experiments.calibrate import calibrate as run
     from qbi.report.roc import roc_picture
 
     photos = open_images(data, size=size, count=images, seed=0)

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from qbi.errors import BadValue
+from qbi.errors import BadValue, first_line
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")]
 Seed = Annotated[int, typer.Option(help="Same seed, same result.")]
@@ -26,7 +26,7 @@ def checked_device(name: str) -> str:
     try:
         torch.empty(0, device=name)
     except (RuntimeError, AssertionError) as problem:
-        raise BadValue(f"--device: {name!r} cannot be used here ({str(problem).splitlines()[0]}). Use cpu.") from None
+        raise BadValue(f"--device: {name!r} cannot be used here ({first_line(problem)}). Use cpu.") from None
     return name
 
 
@@ -37,6 +37,11 @@ def progress_bar(what: str) -> Iterator[Progress]:
     with Progress(*columns, console=log, transient=True, disable=not sys.stderr.isatty()) as bar:
         bar.add_task(what, total=None)
         yield bar
+
+
+def words(text: str) -> list[str]:
+    """The parts of a comma-separated option."""
+    return [part.strip() for part in text.split(",") if part.strip()]
 
 
 def percent(share: float | None) -> str:

@@ -1,16 +1,18 @@
 """`qbi compare`: attacks × defences."""
 
-import importlib.util
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.table import Table
 
-from qbi.cli.common import Json, Seed, console, progress_bar
+from qbi.cli.common import Json, Seed, console, progress_bar, words
 from qbi.errors import BadValue
 from qbi.files import to_json, write_atomically
+
+if TYPE_CHECKING:
+    from qbi.experiments.compare import Judgement
 
 
 def compare(
@@ -36,12 +38,15 @@ def compare(
 
     [bold]Example:[/bold] qbi compare --attacks qbi,imprint --defences none,aggp,drop-close --batch-sizes 20,64
     """
+    from qbi.attacks import registry as attacks_by_key
     from qbi.data.open import open_images
-    from qbi.experiments.matrix import ATTACKS, DEFENCES, Setting, run_matrix
+    from qbi.defences import registry as defences_by_key
+    from qbi.experiments.compare import Setting, run_matrix
+    from qbi.metrics import FAITHFUL, RECOGNISABLE
     from qbi.report.matrix import accuracy_cell, heat_map, to_markdown
 
-    chosen_attacks = list(ATTACKS) if attacks == "all" else _names(attacks)
-    chosen_defences = [d for d in DEFENCES if d != "dp-sgd" or _has_opacus()] if defences == "all" else _names(defences)
+    chosen_attacks = [attack.key for attack in attacks_by_key.select(words(attacks), "compare")]
+    chosen_defences = defences_by_key.select(words(defences), "compare")
     sizes = _numbers(batch_sizes)
     setting = Setting(neurons, batches, rounds, epochs, trainings, optimiser, learning_rate, gain, seed)
     images = open_images(data, size=size, count=max(sizes) + neurons + 400, seed=seed)
@@ -55,7 +60,7 @@ def compare(
             jobs=jobs,
             progress=lambda done, total: bar.update(bar.task_ids[0], completed=done, total=total),
         )
-    rows = [asdict(outcome) | {"recall": dict(outcome.recall)} for outcome in outcomes]
+    rows = [_plain(outcome) for outcome in outcomes]
     costs = [{"defence": d, "batch_size": b, "accuracies": values} for (d, b), values in accuracy.items()]
     document = to_json({"data": images.name, "setting": asdict(setting), "outcomes": rows, "accuracy": costs})
     write_atomically(out / "compare.json", document)
@@ -70,7 +75,7 @@ def compare(
     for size in sizes:
         for defence in chosen_defences:
             mine = [o for o in outcomes if (o.batch_size, o.defence) == (size, defence)]
-            cells = [f"{100 * o.recall['psnr>60']:.0f} ({100 * o.recall['psnr>19']:.0f})" for o in mine]
+            cells = [f"{100 * o.recall[FAITHFUL]:.0f} ({100 * o.recall[RECOGNISABLE]:.0f})" for o in mine]
             shown = accuracy_cell(accuracy.get((defence, size), []))
             table.add_row(str(size), defence, *cells, f"{1e3 * max(o.seconds for o in mine):.1f}", shown)
     console.print(table)
@@ -79,18 +84,14 @@ def compare(
     console.print(f"Heat map, table and JSON: {out}")
 
 
-def _has_opacus() -> bool:
-    """DP-SGD comes with an extra; without it, `all` means all others."""
-    return importlib.util.find_spec("opacus") is not None
-
-
-def _names(text: str) -> list[str]:
-    return [part.strip() for part in text.split(",") if part.strip()]
+def _plain(outcome: "Judgement") -> dict[str, Any]:
+    plain = {f.name: getattr(outcome, f.name) for f in fields(outcome)}
+    return plain | {"recall": {t.key: share for t, share in outcome.recall.items()}}
 
 
 def _numbers(text: str) -> list[int]:
     try:
-        numbers = [int(part) for part in _names(text)]
+        numbers = [int(part) for part in words(text)]
     except ValueError:
         raise BadValue(f"--batch-sizes: {text!r} is no list of numbers, such as 20,64.") from None
     if not numbers or min(numbers) < 2:

@@ -27,9 +27,9 @@ def inspect(
 
       qbi inspect my_package.models:make_net
     """
-    from qbi.audit.loading import load_model, parse_arguments
+    from qbi.auditing.loading import load_model, parse_arguments
+    from qbi.data.checkpoint import load_parameters
     from qbi.detection import inspect_parameters
-    from qbi.detection.checkpoint import load_parameters
     from qbi.errors import DataError
 
     if ":" in model and not Path(model).exists():

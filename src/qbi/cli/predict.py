@@ -6,7 +6,6 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from qbi import theory
 from qbi.cli.common import Json, console, percent
 from qbi.files import to_json
 
@@ -23,6 +22,8 @@ def predict(
 
     [bold]Example:[/bold] qbi predict --neurons 200 --batch-size 20 --features 3072
     """
+    from qbi import theory
+
     found = theory.expectation(neurons, batch_size, features, exact=exact)
     needed = None if wanted is None else theory.neurons_needed(wanted, batch_size)
     if json:

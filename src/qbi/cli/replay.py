@@ -38,9 +38,9 @@ def replay(
     """
     from safetensors.torch import save
 
-    from qbi.audit.replay import difference
-    from qbi.audit.replay import replay as read
-    from qbi.detection.checkpoint import load_parameters
+    from qbi.auditing.replay import difference
+    from qbi.auditing.replay import replay as read
+    from qbi.data.checkpoint import load_parameters
     from qbi.report.pictures import grid, stretched
 
     dimensions = _shape(shape)

@@ -15,9 +15,9 @@ from qbi.errors import BadValue
 from qbi.files import to_json, write_atomically
 
 if TYPE_CHECKING:
-    from qbi.experiments.cells import Route
-    from qbi.experiments.items import Item
-    from qbi.experiments.store import Store
+    from qbi.experiments.reproduce.cells import Approach
+    from qbi.experiments.reproduce.items import Item
+    from qbi.experiments.reproduce.store import Store
     from qbi.report.document import Document
 
 Cells = list[tuple[int, int]]
@@ -68,9 +68,9 @@ def reproduce(
 
       qbi reproduce --render
     """
-    from qbi.experiments.items import ITEMS, cells_for, select
-    from qbi.experiments.run import Settings, compute_all
-    from qbi.experiments.store import Store
+    from qbi.experiments.reproduce.items import ITEMS, cells_for, select
+    from qbi.experiments.reproduce.run import Settings, compute_all
+    from qbi.experiments.reproduce.store import Store
     from qbi.report.render import print_document
 
     if list_items:
@@ -78,7 +78,7 @@ def reproduce(
         return
     if direct and from_gradients:
         raise BadValue("reproduce: give --direct or --from-gradients, not both.")
-    route: Route = "direct" if direct else "gradients" if from_gradients else "gram"
+    route: Approach = "direct" if direct else "gradients" if from_gradients else "gram"
     chosen = select(items or [])
     wanted = cells_for(chosen, runs=1 if quick else runs, only=parse_cells(cells), seed=seed, route=route)
     store = Store(out / "results.sqlite")
@@ -113,7 +113,7 @@ def reproduce(
 
 
 def _render(store: "Store", items: "list[Item]", out: Path, seed: int, route: str, no_samples: bool) -> "Document":
-    from qbi.experiments.tables import build_document
+    from qbi.experiments.reproduce.items import build_document
     from qbi.report.render import to_html, to_latex, to_markdown
 
     facts = {"date": datetime.now(UTC).date().isoformat(), "seed": str(seed), "route": route, "qbi": __version__}

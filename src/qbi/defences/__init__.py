@@ -1,6 +1,7 @@
 """What a client can do to its update before it leaves."""
 
 from qbi.defences.aggp import AGGP, keep_share, prune_rows, prune_rows_in_place
+from qbi.defences.ambient import AmbientGuard
 from qbi.defences.base import Chain, Defence, StepDefence, chain, protected_step
 from qbi.defences.guard import LeakGuard
 from qbi.defences.private import DPSGD, Guarantee
@@ -9,6 +10,7 @@ from qbi.defences.rules import DropClose, DropDominated, DropSparse, HideReadabl
 __all__ = [
     "AGGP",
     "DPSGD",
+    "AmbientGuard",
     "Chain",
     "Defence",
     "DropClose",

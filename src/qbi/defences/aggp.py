@@ -14,6 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from qbi.errors import BadValue
+from qbi.randomness import Draws, random_integer
 
 ENTRIES_AT_A_TIME = 2**21
 """Gradient entries selected from at a time, by each thread: small enough to stay near the processor."""
@@ -54,7 +55,7 @@ def kept_entries(count: int, features: int, settings: AGGP) -> int:
 
 
 def prune_rows(
-    gradient: Float[Tensor, "n m"], counts: Int[Tensor, " n"], generator: torch.Generator, settings: AGGP
+    gradient: Float[Tensor, "n m"], counts: Int[Tensor, " n"], generator: Draws, settings: AGGP
 ) -> Float[Tensor, "n m"]:
     """A pruned copy of a weight gradient."""
     pruned = gradient.clone()
@@ -63,14 +64,14 @@ def prune_rows(
 
 
 def prune_rows_in_place(
-    gradient: Float[Tensor, "n m"], counts: Int[Tensor, " n"], generator: torch.Generator, settings: AGGP
+    gradient: Float[Tensor, "n m"], counts: Int[Tensor, " n"], generator: Draws, settings: AGGP
 ) -> None:
     """Prune a weight gradient where it stands; rows that need no pruning are not touched.
 
     Rows with the same count are pruned together: there are at most `cutoff` − 1 such groups, however many rows.
     Memory: a few blocks of `ENTRIES_AT_A_TIME`.
     """
-    seed = int(torch.randint(2**62, (), generator=generator, device=generator.device))
+    seed = random_integer(generator)
     if gradient.device.type == "cpu":
         _prune_on_cpu(gradient, counts, seed, settings)
     else:
@@ -127,7 +128,7 @@ def _prune_on_accelerator(gradient: Tensor, counts: Tensor, seed: int, settings:
         return
     features = gradient.shape[1]
     largest, kept = _quotas(settings, features, str(gradient.device))
-    draws = torch.Generator(gradient.device).manual_seed(seed)
+    draws = torch.Generator(gradient.device).manual_seed(seed % 2**63)
     for rows in chosen.split(max(1, SORTED_AT_A_TIME // features)):
         values, count = gradient[rows], counts[rows, None]
         sizes = values.abs()

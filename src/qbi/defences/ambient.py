@@ -18,10 +18,14 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
 from qbi.defences.aggp import AGGP
-from qbi.defences.guard import POLICIES, LeakRefused, Policy, is_finite, protect
+from qbi.defences.guard import LeakRefused, is_finite
+from qbi.defences.policy import PolicyName, decide, policy_named
 from qbi.errors import BadValue
-from qbi.exposure import count_leaks, difference_leaks
-from qbi.federation.exposed import Watch
+from qbi.exposure import Watch
+from qbi.exposure.watching import watchable
+from qbi.federation.exposed import ClientStep
+from qbi.randomness import SystemEntropy, generator
+from qbi.records import Update
 
 log = logging.getLogger("qbi.guard")
 
@@ -47,16 +51,31 @@ class Tally:
 class AmbientGuard:
     """Watches every linear layer with a bias and every optimiser inside a `with` block.
 
-    Policies are `LeakGuard`'s: report, auto, noise, aggp, drop, skip, refuse.
+    Args:
+        policy: as `LeakGuard`'s: report, auto, noise, aggp, drop, skip, refuse; all heuristic.
+        settings: of AGGP.
+        fewest: of `drop`.
+        seed: for tests only; without it, noise comes from the operating system.
+
+    >>> model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 2))
+    >>> optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
+    >>> with AmbientGuard("noise") as guard:
+    ...     nn.functional.cross_entropy(model(torch.rand(3, 6)), torch.tensor([0, 1, 1])).backward()
+    ...     optimiser.step()
+    >>> guard.tally.steps
+    1
     """
 
     def __init__(
-        self, policy: Policy = "auto", *, settings: AGGP | None = None, fewest: int = 16, seed: int = 0
+        self,
+        policy: PolicyName = "auto",
+        *,
+        settings: AGGP | None = None,
+        fewest: int = 16,
+        seed: int | None = None,
     ) -> None:
-        if policy not in POLICIES:
-            raise BadValue(f"AmbientGuard: no policy is called {policy!r}; there are {', '.join(POLICIES)}.")
-        self.policy, self.settings, self.fewest = policy, settings or AGGP(), fewest
-        self.generator = torch.Generator().manual_seed(seed)
+        self.policy = policy_named(policy, "AmbientGuard", settings=settings, fewest=fewest)
+        self.draws = SystemEntropy() if seed is None else generator(seed, "guard")
         self.tally = Tally()
         self._watch = Watch()
         self._layers: dict[str, nn.Linear] = {}
@@ -82,7 +101,7 @@ class AmbientGuard:
         self._layers.clear()
 
     def _forward(self, module: nn.Module, given: Any, out: Any) -> None:
-        if isinstance(module, nn.Linear) and module.bias is not None and isinstance(out, Tensor) and out.requires_grad:
+        if isinstance(module, nn.Linear) and watchable(module) and isinstance(out, Tensor) and out.requires_grad:
             name = str(id(module))
             self._layers[name] = module
             self._watch.catch(name, given[0], out)
@@ -97,41 +116,30 @@ class AmbientGuard:
         exposures = []
         for name, layer in seen.items():
             try:
-                exposures.append((layer, self._watch.exposure(name)))
+                exposures.append(self._watch.exposure(name))
             except BadValue:
                 self._refuse(
                     optimiser, f"a linear layer {tuple(layer.weight.shape)} got gradients that were not seen to arise"
                 )
-        leaks = [count_leaks(exposure) for _, exposure in exposures]
-        whole = max((len(e.inputs) for _, e in exposures), default=0)
-        either = [
-            int((leak.samples | difference_leaks(exposure)).sum())
-            for leak, (_, exposure) in zip(leaks, exposures, strict=True)
-        ]
-        readable = max(either, default=0)
+        parameters = {f"{n}.{part}": getattr(layer, part) for n, layer in seen.items() for part in ("weight", "bias")}
+        update = Update({n: p.grad for n, p in parameters.items()}, {}, 0, float("nan"))
+        decision = decide(self.policy, ClientStep(update, tuple(exposures)), self.draws)
+        whole = max((len(e.inputs) for e in exposures), default=0)
+        readable = max(decision.readable, default=0)
         self.tally.steps += 1
         self.tally.samples += whole
         self.tally.readable += readable
+        self.tally.rows_changed += decision.rows_changed
         if self.tally.steps == 1:
-            self.tally.first_readable = {
-                "×".join(map(str, layer.weight.shape)): leak.count
-                for (layer, _), leak in zip(exposures, leaks, strict=True)
-            }
-        if self.policy in ("noise", "aggp", "drop"):
-            self.tally.rows_changed += sum(
-                protect(layer, exposure, self.policy, self.settings, self.fewest, self.generator)
-                for layer, exposure in exposures
-            )
-        elif self.policy == "auto":
-            self.tally.rows_changed += sum(
-                protect(layer, exposure, self.policy, self.settings, self.fewest, self.generator)
-                for (layer, exposure), count in zip(exposures, either, strict=True)
-                if count
-            )
-        elif readable and self.policy == "skip":
-            self._clear(optimiser)
-        elif readable and self.policy == "refuse":
+            shapes = ["×".join(map(str, layer.weight.shape)) for layer in seen.values()]
+            self.tally.first_readable = {s: leak.count for s, leak in zip(shapes, decision.leaks, strict=True)}
+        if decision.act == "refuse":
             self._refuse(optimiser, f"{readable} of {whole} samples of a step could be read")
+        if decision.act == "clear":
+            self._clear(optimiser)
+        else:
+            for name, parameter in parameters.items():
+                parameter.grad = decision.gradients[name].to(parameter.dtype)
         self._forget()
 
     def _refuse(self, optimiser: torch.optim.Optimizer, why: str) -> None:

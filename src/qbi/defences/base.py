@@ -10,13 +10,13 @@ from torch import Tensor, nn
 from qbi.exposure import Exposure
 from qbi.federation.client import Loss, default_loss
 from qbi.federation.exposed import ClientStep, exposed_step
+from qbi.randomness import Draws
 
 Kind = Literal["formal", "heuristic"]
 
 
-@runtime_checkable
-class Defence(Protocol):
-    """Changes an update before it leaves. *Formal* defences carry a proof, *heuristic* ones a measurement."""
+class Named(Protocol):
+    """What tables say of a defence. *Formal* ones carry a proof, *heuristic* ones a measurement."""
 
     @property
     def name(self) -> str:
@@ -28,24 +28,19 @@ class Defence(Protocol):
         """Formal or heuristic."""
         ...
 
-    def apply(self, step: ClientStep, generator: torch.Generator) -> ClientStep:
+
+@runtime_checkable
+class Defence(Named, Protocol):
+    """Changes an update before it leaves."""
+
+    def apply(self, step: ClientStep, generator: Draws) -> ClientStep:
         """The step to send instead; the given one is not changed."""
         ...
 
 
 @runtime_checkable
-class StepDefence(Protocol):
+class StepDefence(Named, Protocol):
     """Changes the step itself, since it needs what an update no longer holds, such as each sample's own gradient."""
-
-    @property
-    def name(self) -> str:
-        """How tables call it."""
-        ...
-
-    @property
-    def kind(self) -> Kind:
-        """Formal or heuristic."""
-        ...
 
     def take(
         self,
@@ -95,7 +90,7 @@ class Chain:
         """What was formal stays formal: the others only see what is already protected."""
         return "formal" if any(part.kind == "formal" for part in self.parts) else "heuristic"
 
-    def apply(self, step: ClientStep, generator: torch.Generator) -> ClientStep:
+    def apply(self, step: ClientStep, generator: Draws) -> ClientStep:
         """Apply the parts in order."""
         for part in self.parts:
             step = part.apply(step, generator)

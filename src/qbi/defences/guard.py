@@ -1,4 +1,4 @@
-"""A guard around a training step: it counts exactly which samples a server could read, and acts before they leave.
+"""A guard around a training step: it counts which samples stand alone in a row, and acts before they leave.
 
     guard = LeakGuard(model, policy="auto")
     with guard:
@@ -14,22 +14,18 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from qbi.defences.aggp import AGGP, prune_rows_in_place
-from qbi.defences.rules import noisy_rows
+from qbi.defences.aggp import AGGP
+from qbi.defences.policy import PolicyName, decide, policy_named
 from qbi.errors import BadValue, QbiError
-from qbi.exposure import Exposure, Leak, count_leaks, difference_leaks
-from qbi.federation.exposed import Watch, vulnerable_layers
-
-Policy = Literal["report", "auto", "noise", "aggp", "drop", "skip", "refuse"]
-POLICIES: tuple[Policy, ...] = ("report", "auto", "noise", "aggp", "drop", "skip", "refuse")
-
-NOISE = 3.0
-"""Noise of the policy `noise`, in units of a row's size: see `docs/defences.md`."""
+from qbi.exposure import Leak, Watch, vulnerable_layers
+from qbi.exposure.watching import watchable
+from qbi.federation.exposed import ClientStep
+from qbi.randomness import SystemEntropy, generator
+from qbi.records import Update
 
 log = logging.getLogger("qbi.guard")
 
@@ -43,55 +39,73 @@ class GuardReport:
     """What one step would have given away, layer by layer, and what was done about it."""
 
     leaks: tuple[Leak, ...]
-    policy: Policy
+    policy: PolicyName
     rows_changed: int
     by_differences: int = 0
     """Samples that the difference of two rows would have given away."""
+    readable: tuple[int, ...] = ()
+    """In each layer, from a row or a difference of two."""
 
     @property
     def samples(self) -> list[int]:
-        """Positions in the batch of the samples at risk."""
-        if not self.leaks:
+        """Positions in the batch of the samples that single rows give away; empty where layers see unlike numbers of them."""
+        if len({len(leak.samples) for leak in self.leaks}) != 1:
             return []
         return torch.stack([leak.samples for leak in self.leaks]).any(0).nonzero()[:, 0].tolist()
 
     def __str__(self) -> str:
         where = ", ".join(f"{leak.layer}: {leak.count}" for leak in self.leaks if leak.count) or "none"
         more = f", {self.by_differences} from differences of rows" if self.by_differences else ""
-        return f"{len(self.samples)} samples readable ({where}{more}); policy {self.policy}, {self.rows_changed} rows changed"
+        count = max((leak.count for leak in self.leaks), default=0)
+        count = max(count, len(self.samples))
+        return f"{count} samples readable ({where}{more}); policy {self.policy}, {self.rows_changed} rows changed"
 
 
 class LeakGuard:
     """Watches linear layers with a bias during forward and backward passes and protects their gradients.
 
-    Policies: `report` counts only; `noise` hides every row behind noise of three times its size; `auto` does so in the layers and steps in
-    which samples can be read, from a row or from the difference of two, and leaves others alone; `aggp` prunes rows as the paper does; `drop` zeroes every row, weight and bias, in
-    which fewer than `fewest` samples stand; `skip` clears all gradients of a leaking step; `refuse` raises on one.
+    All policies are heuristic: they were measured against known servers, and others get around them.
+
+    Args:
+        model: what is trained.
+        policy: `report` counts only; `noise` hides every row behind noise of three times its size; `auto` does so in the
+            layers and steps in which a row or a difference of two gives somebody away; `aggp` prunes rows as the paper
+            does; `drop` zeroes every row, weight and bias, in which fewer than `fewest` samples stand; `skip` clears all
+            gradients of a leaking step; `refuse` raises on one.
+        layers: the layers to watch; all linear layers with a bias that are trained, if not given.
+        settings: of AGGP.
+        fewest: of `drop`.
+        seed: for tests only: noise that can be repeated can be subtracted. Without it, it comes from the operating system.
+
     Several backward passes inside one `with` block are one step (gradient accumulation). Scaled losses are fine: the
     shares of a row only matter relative to each other.
+
+    >>> model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 2))
+    >>> guard = LeakGuard(model, policy="noise")
+    >>> with guard:
+    ...     nn.functional.cross_entropy(model(torch.rand(3, 6)), torch.tensor([0, 1, 1])).backward()
+    >>> guard.report.policy
+    'noise'
     """
 
     def __init__(
         self,
         model: nn.Module,
-        policy: Policy = "report",
+        policy: PolicyName = "report",
         *,
         layers: Sequence[str] | None = None,
         settings: AGGP | None = None,
         fewest: int = 16,
-        seed: int = 0,
+        seed: int | None = None,
     ) -> None:
-        if policy not in POLICIES:
-            raise BadValue(f"LeakGuard: no policy is called {policy!r}; there are {', '.join(POLICIES)}.")
-        self.model, self.policy = model, policy
-        self.settings = settings or AGGP()
-        self.fewest = fewest
+        self.model = model
+        self.policy = policy_named(policy, "LeakGuard", settings=settings, fewest=fewest)
         self.names = tuple(layers) if layers is not None else tuple(vulnerable_layers(model))
         if not self.names:
             raise BadValue("LeakGuard: the model has no linear layer with a bias; there is nothing to watch.")
         for name in self.names:
             self._layer(name)
-        self.generator = torch.Generator().manual_seed(seed)
+        self.draws = SystemEntropy() if seed is None else generator(seed, "guard")
         self.watch = Watch()
         self.report: GuardReport | None = None
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
@@ -126,26 +140,21 @@ class LeakGuard:
         if not all(p.grad is None or is_finite(p.grad) for p in self.model.parameters()):
             self._clear()
             raise LeakRefused("LeakGuard: gradients have NaN or infinite values; they were cleared.")
-        leaks = tuple(count_leaks(exposure) for exposure in exposures)
-        differences = [int(difference_leaks(exposure).sum()) for exposure in exposures]
-        unsafe = [leak.count + more > 0 for leak, more in zip(leaks, differences, strict=True)]
-        leaking = any(unsafe)
-        changed = 0
-        if self.policy in ("noise", "aggp", "drop"):
-            changed = sum(self._protect(exposure) for exposure in exposures)
-        elif self.policy == "auto":
-            changed = sum(self._protect(e) for e, leaks_here in zip(exposures, unsafe, strict=True) if leaks_here)
-        elif self.policy == "skip" and leaking:
-            self._clear()
-        self.report = GuardReport(leaks, self.policy, changed, max(differences, default=0))
+        gradients = {n: p.grad for n, p in self.model.named_parameters() if p.grad is not None}
+        # What is watched got gradients: the exposure was seen to arise.
+        step = ClientStep(Update(gradients, {}, 0, float("nan")), tuple(exposures))
+        decision = decide(self.policy, step, self.draws)
+        self.report = GuardReport(
+            decision.leaks, self.policy.name, decision.rows_changed, decision.by_differences, decision.readable
+        )
         log.info("%s", self.report)
-        if self.policy == "refuse" and leaking:
+        if decision.act == "send":
+            _replace(self.model, decision.gradients)
+        else:
             self._clear()
+        if decision.act == "refuse":
             raise LeakRefused(f"LeakGuard: {self.report}. The gradients were cleared.")
         return self.report
-
-    def _protect(self, exposure: Exposure) -> int:
-        return protect(self._layer(exposure.layer), exposure, self.policy, self.settings, self.fewest, self.generator)
 
     def _clear(self) -> None:
         for parameter in self.model.parameters():
@@ -153,7 +162,7 @@ class LeakGuard:
 
     def _layer(self, name: str) -> nn.Linear:
         layer = self.model.get_submodule(name)
-        if not isinstance(layer, nn.Linear) or layer.bias is None:
+        if not isinstance(layer, nn.Linear) or not watchable(layer):
             raise BadValue(f"LeakGuard: {name} is not a linear layer with a bias; it cannot be watched.")
         return layer
 
@@ -163,21 +172,8 @@ def is_finite(values: torch.Tensor) -> bool:
     return bool(values.sum().isfinite()) or bool(values.isfinite().all())
 
 
-def protect(
-    layer: nn.Linear, exposure: Exposure, policy: Policy, settings: AGGP, fewest: int, generator: torch.Generator
-) -> int:
-    """Change the gradients that stand in one layer as the policy says, in place; returns how many rows were changed."""
-    assert layer.weight.grad is not None
-    counts = exposure.counts
-    if policy == "aggp":
-        prune_rows_in_place(layer.weight.grad, counts, generator, settings)
-        return int(((counts > 0) & (counts < settings.cutoff)).sum())
-    if policy in ("noise", "auto"):
-        assert layer.bias.grad is not None
-        layer.weight.grad, layer.bias.grad = noisy_rows(layer.weight.grad, layer.bias.grad, NOISE, generator)
-        return int((counts > 0).sum())
-    unsafe = (counts > 0) & (counts < fewest)
-    layer.weight.grad[unsafe] = 0
-    if layer.bias.grad is not None:
-        layer.bias.grad[unsafe] = 0
-    return int(unsafe.sum())
+def _replace(model: nn.Module, gradients: dict[str, Tensor]) -> None:
+    """Put protected gradients in the place of those that stand there."""
+    for name, parameter in model.named_parameters():
+        if name in gradients and parameter.grad is not gradients[name]:
+            parameter.grad = gradients[name].to(parameter.dtype)

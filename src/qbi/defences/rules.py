@@ -10,8 +10,9 @@ from torch import Tensor
 from qbi.defences.aggp import AGGP, prune_rows
 from qbi.defences.base import Kind, change_all, change_rows
 from qbi.errors import BadValue
-from qbi.exposure import Exposure, count_leaks, difference_leaks
+from qbi.exposure import Exposure
 from qbi.federation.exposed import ClientStep
+from qbi.randomness import Draws, normal_like
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class Pruning:
         """AGGP, and whether the bias gradient goes too."""
         return "AGGP" if self.bias == "keep" else "AGGP, bias dropped"
 
-    def apply(self, step: ClientStep, generator: torch.Generator) -> ClientStep:
+    def apply(self, step: ClientStep, generator: Draws) -> ClientStep:
         """Prune the weight gradients of exposed layers."""
 
         def change(exposure: Exposure, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
@@ -48,7 +49,7 @@ class RowRule:
         """Which rows to drop; a rule of its own drops none."""
         return torch.zeros_like(exposure.shares[:, 0], dtype=torch.bool)
 
-    def apply(self, step: ClientStep, generator: torch.Generator) -> ClientStep:  # noqa: ARG002
+    def apply(self, step: ClientStep, generator: Draws) -> ClientStep:  # noqa: ARG002
         """Drop the unsafe rows of exposed layers."""
 
         def change(exposure: Exposure, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
@@ -141,7 +142,7 @@ class NoisyRows:
         """With its parameter."""
         return f"row noise {self.relative:g}"
 
-    def apply(self, step: ClientStep, generator: torch.Generator) -> ClientStep:
+    def apply(self, step: ClientStep, generator: Draws) -> ClientStep:
         """Add the noise."""
 
         def change(exposure: Exposure, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ARG001
@@ -166,17 +167,16 @@ class HideReadable:
         """With its parameter."""
         return f"row noise {self.relative:g} where readable"
 
-    def apply(self, step: ClientStep, generator: torch.Generator) -> ClientStep:
+    def apply(self, step: ClientStep, generator: Draws) -> ClientStep:
         """Add the noise where it is needed."""
 
         def change(exposure: Exposure, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-            readable = count_leaks(exposure).samples | difference_leaks(exposure)
-            return noisy_rows(weight, bias, self.relative if bool(readable.any()) else 0.0, generator)
+            return noisy_rows(weight, bias, self.relative if bool(exposure.readable.any()) else 0.0, generator)
 
         return change_rows(step, change)
 
 
-def noisy_rows(weight: Tensor, bias: Tensor, relative: float, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+def noisy_rows(weight: Tensor, bias: Tensor, relative: float, generator: Draws) -> tuple[Tensor, Tensor]:
     """A layer's gradients with noise of `relative` times each row's size."""
     if not relative:
         return weight, bias
@@ -184,13 +184,9 @@ def noisy_rows(weight: Tensor, bias: Tensor, relative: float, generator: torch.G
     size = relative * weight.square().mean(1).sqrt()
     # The bias entry is one of M + 1: hidden like the others, and never less than its own size asks for.
     own = torch.maximum(size, relative * bias.abs())
-    return torch.addcmul(weight, size[:, None], _noise(weight, generator)), torch.addcmul(
-        bias, own, _noise(bias, generator)
+    return torch.addcmul(weight, size[:, None], normal_like(weight, generator)), torch.addcmul(
+        bias, own, normal_like(bias, generator)
     )
-
-
-def _noise(like: Tensor, generator: torch.Generator) -> Tensor:
-    return torch.randn(like.shape, generator=generator, device=generator.device).to(like)
 
 
 @dataclass(frozen=True)
@@ -209,7 +205,7 @@ class Sparsify:
         """With its parameter."""
         return f"top {self.share:.0%}"
 
-    def apply(self, step: ClientStep, generator: torch.Generator) -> ClientStep:  # noqa: ARG002
+    def apply(self, step: ClientStep, generator: Draws) -> ClientStep:  # noqa: ARG002
         """Zero the smaller entries."""
 
         def change(gradient: Tensor) -> Tensor:
@@ -238,12 +234,11 @@ class Noise:
         """With its parameter."""
         return f"noise {self.relative:g}"
 
-    def apply(self, step: ClientStep, generator: torch.Generator) -> ClientStep:
+    def apply(self, step: ClientStep, generator: Draws) -> ClientStep:
         """Add the noise."""
 
         def change(gradient: Tensor) -> Tensor:
             size = self.relative * gradient.square().mean().sqrt()
-            noise = torch.randn(gradient.shape, generator=generator, device=generator.device).to(gradient)
-            return gradient + size * noise if self.relative else gradient
+            return gradient + size * normal_like(gradient, generator) if self.relative else gradient
 
         return change_all(step, change)

@@ -41,7 +41,19 @@ class Sign:
 
 
 def inspect_parameters(state: Mapping[str, Tensor]) -> list[Sign]:
-    """Run every detector on every layer of a state dictionary."""
+    """Run every detector on every layer of a state dictionary.
+
+    An early warning: a server that knows the detectors can keep below their bounds.
+
+    Args:
+        state: parameters by name, as `state_dict()` gives them.
+
+    Returns:
+        One sign for each detector that fired on a layer; none for most benign models.
+
+    >>> inspect_parameters({"fc.weight": torch.randn(40, 64), "fc.bias": torch.full((40,), -20.0)})[0].detector
+    'negative bias'
+    """
     signs = []
     for layer, found in _scores(state):
         for detector, scores in found.items():

@@ -1,1 +1,1 @@
-"""The paper's evaluation, item by item: independent cells, seeded by name, stored as they come."""
+"""Measurements of many settings: the paper's evaluation, attacks against defences, the calibration of detectors."""

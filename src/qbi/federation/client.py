@@ -47,8 +47,19 @@ def client_step(
 ) -> Update:
     """FedSGD: the gradients of the loss on one batch, in train mode, and the buffers after the pass.
 
-    The model is not changed: statistics that train mode updates in place are updated on copies. `seed` drives
-    dropout and the like, apart from the global random state.
+    Args:
+        model: what is trained; it is not changed, statistics that train mode updates in place are updated on copies.
+        inputs: the batch, one tensor for each input of the model.
+        targets: what the loss compares the outputs with.
+        loss: a function of outputs and targets.
+        seed: drives dropout and the like, apart from the global random state.
+
+    Returns:
+        What the client sends.
+
+    >>> model = nn.Linear(3, 2)
+    >>> sorted(client_step(model, torch.rand(4, 3), torch.tensor([0, 1, 1, 0])).gradients)
+    ['bias', 'weight']
     """
     count = client_batch(inputs)
     if count != len(targets):

@@ -1,20 +1,24 @@
-"""How much leaked: A, P, R by activations, recovery by gradients, similarity, intervals."""
+"""How much leaked: thresholds, one-to-one matching, similarity, means and intervals."""
 
 from qbi.metrics.intervals import mean_interval, share_interval
-from qbi.metrics.leakage import Observation, leakage, observe
-from qbi.metrics.matching import Threshold, match, thresholds_for
+from qbi.metrics.leakage import mean_leakage
+from qbi.metrics.matching import Recoveries, match
 from qbi.metrics.similarity import l1, psnr, ssim
+from qbi.metrics.thresholds import CLEAR, EXACT, FAITHFUL, RECOGNISABLE, THRESHOLDS, Threshold
 
 __all__ = [
-    "Observation",
+    "CLEAR",
+    "EXACT",
+    "FAITHFUL",
+    "RECOGNISABLE",
+    "THRESHOLDS",
+    "Recoveries",
     "Threshold",
     "l1",
-    "leakage",
     "match",
     "mean_interval",
-    "observe",
+    "mean_leakage",
     "psnr",
     "share_interval",
     "ssim",
-    "thresholds_for",
 ]

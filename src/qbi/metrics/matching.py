@@ -4,8 +4,7 @@ One candidate counts for one sample only, and a sample once only; the best candi
 the truth beyond this count.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -15,34 +14,37 @@ from scipy.sparse.csgraph import maximum_bipartite_matching
 from torch import Tensor
 
 from qbi.gram import CHUNK
+from qbi.metrics.thresholds import THRESHOLDS, Threshold
 from qbi.records import Recovery
 
-EXACT_MSE = 1e-10
-"""The mean squared error below which the authors call a sample perfectly reconstructed (erratum 9)."""
-
-PSNR_LEVELS = (60.0, 30.0, 19.0)
-
-
-@dataclass(frozen=True)
-class Threshold:
-    """A mean squared error below which a candidate counts, with the name it is reported under."""
-
-    name: str
-    mse: float
-
-
-def thresholds_for(data_range: float) -> tuple[Threshold, ...]:
-    """The four thresholds of every report; PSNR needs the range of the data it is taken on."""
-    levels = (Threshold(f"psnr>{level:g}", data_range**2 * 10 ** (-level / 10)) for level in PSNR_LEVELS)
-    return (Threshold("mse<1e-10", EXACT_MSE), *levels)
+Recoveries = Mapping[Threshold, Recovery]
 
 
 def match(
-    candidates: Float[Tensor, "k m"], truth: Float[Tensor, "b m"], thresholds: Sequence[Threshold]
-) -> tuple[Recovery, ...]:
-    """The largest one-to-one assignment of candidates to samples, for each threshold."""
+    candidates: Float[Tensor, "k m"],
+    truth: Float[Tensor, "b m"],
+    *,
+    data_range: float = 1.0,
+    thresholds: Sequence[Threshold] = THRESHOLDS,
+) -> Recoveries:
+    """The largest one-to-one assignment of candidates to samples, for each threshold.
+
+    Args:
+        candidates: what was read, one row each.
+        truth: the client's samples, one row each.
+        data_range: the range of the data on which a PSNR is taken.
+        thresholds: the levels to count at.
+
+    Returns:
+        For each threshold which samples were recovered, and by which candidate.
+
+    >>> import torch
+    >>> from qbi.metrics import EXACT
+    >>> match(torch.eye(3)[:2], torch.eye(3))[EXACT].recovered.tolist()
+    [True, True, False]
+    """
     errors = mean_squared_errors(candidates, truth).cpu().numpy()
-    return tuple(_assign(errors, threshold) for threshold in thresholds)
+    return {threshold: _assign(errors, threshold.largest_error(data_range)) for threshold in thresholds}
 
 
 def mean_squared_errors(
@@ -60,10 +62,10 @@ def mean_squared_errors(
     return total.clamp_min_(0) / truth.shape[1]
 
 
-def _assign(errors: np.ndarray, threshold: Threshold) -> Recovery:
-    near = csr_matrix(errors < threshold.mse)
+def _assign(errors: np.ndarray, largest: float) -> Recovery:
+    near = csr_matrix(errors < largest)
     candidate = np.full(errors.shape[1], -1, dtype=np.int64)
     if near.nnz:
         candidate = maximum_bipartite_matching(near, perm_type="row").astype(np.int64)
     chosen = torch.from_numpy(candidate)
-    return Recovery(threshold=threshold.name, recovered=chosen >= 0, candidate=chosen)
+    return Recovery(recovered=chosen >= 0, candidate=chosen)

@@ -4,6 +4,7 @@ import math
 from collections import OrderedDict
 from typing import Literal, no_type_check
 
+import torch
 from torch import Tensor, nn
 
 from qbi.errors import require_positive
@@ -53,6 +54,15 @@ def text_model(
         layers["norm"] = nn.BatchNorm1d(features) if norm == "batch" else nn.LayerNorm(features)
     layers.update(_head(features, neurons, 1))
     return nn.Sequential(layers)
+
+
+def two_layer(features: int, neurons: int, classes: int, *, seed: int | None = None) -> nn.Sequential:
+    """Linear, ReLU, Linear: the smallest network that leaks. With a seed its weights are drawn apart from the global state."""
+    if seed is None:
+        return nn.Sequential(nn.Linear(features, neurons), nn.ReLU(), nn.Linear(neurons, classes))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed % 2**31)
+        return two_layer(features, neurons, classes)
 
 
 def _head(features: int, neurons: int, classes: int) -> dict[str, nn.Module]:

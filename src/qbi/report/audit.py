@@ -11,6 +11,7 @@ from xml.sax.saxutils import escape, quoteattr
 from PIL import Image
 from torch import Tensor
 
+from qbi.metrics import EXACT, RECOGNISABLE
 from qbi.report.pictures import to_image
 
 LARGEST = 112
@@ -40,12 +41,7 @@ def audit_page(
         for i in range(len(truth)):
             pairs.append({"truth": _png(truth[i]), "read": _png(read[i]) if seen[i] else "", "exact": bool(exact[i])})
     layer = document["verdict"]["layer"]
-    lost = {
-        " ".join(loss.split(" ", 2)[:2])
-        for entry in document["layers"]
-        if entry["name"] == layer
-        for loss in entry["losses"]
-    }
+    lost = {loss["at"] for entry in document["layers"] if entry["name"] == layer for loss in entry["losses"]}
     width = next((entry["neurons"] for entry in document["layers"] if entry["name"] == layer), 0)
     nonce = hashlib.sha256(repr(sorted(document["verdict"].items(), key=str)).encode()).hexdigest()[:24]
     return environment.from_string(template).render(
@@ -56,6 +52,8 @@ def audit_page(
         lost=lost,
         own={"neurons": width, "batch_size": document["client"]["batch_size"]},
         nonce=nonce,
+        exact=EXACT.key,
+        recognisable=RECOGNISABLE.key,
     )
 
 
@@ -83,7 +81,7 @@ def to_sarif(document: Mapping[str, Any], limit: float) -> dict[str, Any]:
     """SARIF 2.1.0: one result for each attack that reads more than the limit, an error; others are notes."""
     results = []
     for attack in document["attacks"]:
-        share = attack["recovered_from_gradients"]["mse<1e-10"]["mean"]
+        share = attack["recovered_from_gradients"][EXACT.key]["mean"]
         if share == 0:
             continue
         text = f"{attack['attack']} reads {100 * share:.1f} % of {attack['unit']} exactly through {attack['layer']}."
@@ -107,7 +105,7 @@ def to_sarif(document: Mapping[str, Any], limit: float) -> dict[str, Any]:
     rule = {
         "id": "gradient-leakage",
         "shortDescription": {"text": "Training samples can be read out of a client's update."},
-        "help": {"text": "Guard the client's step (qbi.defences.LeakGuard) or change the layer; see the report."},
+        "help": {"text": "Guard the client's step (qbi.LeakGuard) or change the layer; see the report."},
     }
     driver = {"name": "qbi", "version": document["versions"]["qbi"], "rules": [rule]}
     return {
@@ -121,7 +119,7 @@ def to_junit(document: Mapping[str, Any], limit: float) -> str:
     """JUnit XML: one test for each attack on a layer; it fails where more than the limit is read."""
     cases, failures = [], 0
     for attack in document["attacks"]:
-        share = attack["recovered_from_gradients"]["mse<1e-10"]["mean"]
+        share = attack["recovered_from_gradients"][EXACT.key]["mean"]
         name = quoteattr(f"{attack['attack']} on {attack['layer']}")
         text = f"R = {100 * share:.1f} %, allowed {100 * limit:.1f} %"
         if share > limit:

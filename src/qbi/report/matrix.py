@@ -4,7 +4,7 @@ import io
 from collections.abc import Sequence
 from typing import Any
 
-from qbi.metrics import mean_interval
+from qbi.metrics import FAITHFUL, RECOGNISABLE, Threshold, mean_interval
 
 Row = dict[str, Any]
 
@@ -23,7 +23,7 @@ def to_markdown(rows: Sequence[Row], accuracy: Sequence[Row]) -> str:
         for defence in dict.fromkeys(row["defence"] for row in chosen):
             mine = {row["attack"]: row for row in chosen if row["defence"] == defence}
             cells = [
-                f"{100 * mine[a]['recall']['psnr>60']:.0f}, {100 * mine[a]['recall']['psnr>19']:.0f}, {mine[a]['ssim']:.2f}"
+                f"{_percent(mine[a], FAITHFUL)}, {_percent(mine[a], RECOGNISABLE)}, {mine[a]['ssim']:.2f}"
                 for a in attacks
             ]
             exposed = max(row["exposed"] for row in mine.values())
@@ -32,6 +32,10 @@ def to_markdown(rows: Sequence[Row], accuracy: Sequence[Row]) -> str:
             parts.append(f"| {defence} | " + " | ".join(cells) + f" | {100 * exposed:.1f} % | {shown} |")
         parts.append("")
     return "\n".join(parts)
+
+
+def _percent(row: Row, threshold: Threshold) -> str:
+    return f"{100 * row['recall'][threshold.key]:.0f}"
 
 
 def accuracy_cell(accuracies: Sequence[float]) -> str:
@@ -51,7 +55,7 @@ def heat_map(rows: Sequence[Row]) -> bytes:
     sizes = sorted({row["batch_size"] for row in rows})
     attacks = list(dict.fromkeys(row["attack"] for row in rows))
     defences = list(dict.fromkeys(row["defence"] for row in rows))
-    values = {(r["batch_size"], r["defence"], r["attack"]): r["recall"]["psnr>60"] for r in rows}
+    values = {(r["batch_size"], r["defence"], r["attack"]): r["recall"][FAITHFUL.key] for r in rows}
     figure = Figure(figsize=(1.2 + 2.4 * len(sizes), 1.4 + 0.34 * len(defences)), layout="constrained")
     for panel, (axis, size) in enumerate(zip(figure.subplots(1, len(sizes), squeeze=False)[0], sizes, strict=True)):
         grid = [[values[size, d, a] for a in attacks] for d in defences]

@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from qbi.carrier import Affine, Carrier, Loss, Normalised, Step, flat
+from qbi.carrier import Affine, Carrier, Cause, Change, Normalised, Shortfall, flat
 from qbi.errors import CannotMount
 from qbi.routing.graph import Inputs
 from qbi.routing.path import BatchNorm, Unreachable
@@ -17,7 +17,6 @@ def arrive(target: nn.Module, route: Route) -> Carrier:
     assert isinstance(target, nn.Linear)
     if not isinstance(route.plus, Tensor):
         raise Unreachable("the layer takes several tensors at once.")
-    losses = route.losses
     if route.plus.dim() > 1:
         return _arrive_by_token(target, route)
     places = first_places(route.plus, route.count)
@@ -35,12 +34,12 @@ def arrive(target: nn.Module, route: Route) -> Carrier:
         negative=negative,
         steps=steps,
         embedding=route.embedding,
-        losses=losses,
+        shortfalls=route.shortfalls,
         places=kept[None] if route.whole else None,
     )
 
 
-def _kept(step: Step, kept: Tensor) -> Step:
+def _kept(step: Change, kept: Tensor) -> Change:
     if isinstance(step, Normalised):
         return replace(step, channel=step.channel[kept])
     return Affine(step.scale[kept], step.offset[kept])
@@ -72,7 +71,7 @@ def _arrive_by_token(target: nn.Linear, route: Route) -> Carrier:
         # What stood on the values before a normalisation differs by position and is not undone here.
         steps=noted(Affine(scale[0], offset[0])),
         embedding=route.embedding,
-        losses=(*route.losses, Loss("the layer itself:", reason)),
+        shortfalls=(*route.shortfalls, Shortfall("the layer itself:", Cause.POSITIONS, reason)),
         places=plus[:, columns] - 1 if route.whole and not route.steps else None,
         tokens=count,
     )
@@ -120,7 +119,8 @@ def check_arrival(model: nn.Module, layer: str, inputs: Inputs, sample: Tensor, 
     if not error <= 1e-5 * (1 + float(truth.abs().max()) + added):
         raise CannotMount(
             f"{layer}: the probe arrives with an error of {error:.2g}; the layers up to here do not act "
-            "as the identity. Values below the shift are cut by a ReLU: normalise the data or raise the shift."
+            "as the identity. Values below the shift are cut by a ReLU: normalise the data or raise the shift.",
+            at=layer,
         )
 
 

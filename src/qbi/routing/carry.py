@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from torch import Tensor, fx, nn
 
-from qbi.carrier import Carrier, Loss
+from qbi.carrier import Carrier, Cause, Shortfall
 from qbi.errors import CannotMount
 from qbi.routing.arrival import arrive, check_arrival
 from qbi.routing.copying import plan_convolution, plan_linear, through_weights
@@ -32,7 +32,7 @@ from qbi.routing.path import (
 from qbi.routing.route import Route, Way, fresh
 
 DEFAULT_SHIFT = 8.0
-"""Added to pass a ReLU: normalised data rarely lies below −8, and float32 still keeps six digits."""
+"""Added to pass a ReLU: normalised data rarely lie below −8, and float32 still keeps six digits."""
 
 
 def carry_to(
@@ -55,13 +55,14 @@ def carry_to(
     nodes = traced.nodes_of(layer)
     if len(nodes) != 1:
         times = "is never called" if not nodes else f"is called {len(nodes)} times, and its gradients add up"
-        raise Unreachable(f"{layer}: it {times}; a sample cannot be told apart there.")
+        raise Unreachable(f"{layer}: it {times}; a sample cannot be told apart there.", at=layer)
     path = find_path(traced, nodes[0])
     way = Way(traced, path, shift, moved_by(traced))
     repeated = {n for n in way.layers if way.layers.count(n) > 1}
     if repeated:
         raise Unreachable(
-            f"{sorted(repeated)[0]}: it is used more than once on the way; one setting cannot serve both."
+            f"{sorted(repeated)[0]}: it is used more than once on the way; one setting cannot serve both.",
+            at=sorted(repeated)[0],
         )
     route = _start(traced.values[path[0]], way)
     for position in range(1, len(path) - 1):
@@ -75,15 +76,15 @@ def carry_to(
     except CannotMount as problem:
         if strict:
             raise
-        cut = Loss(layer, f"sees another value than was sent ({str(problem).split(': ', 1)[1]})")
-        return replace(carrier, losses=(*carrier.losses, cut), places=None)
+        cut = Shortfall(layer, Cause.SHIFT, f"sees another value than was sent ({problem})", layer)
+        return replace(carrier, shortfalls=(*carrier.shortfalls, cut), places=None)
     return carrier
 
 
 def _refuse(route: Route) -> None:
-    for loss in route.losses:
-        if not loss.approximate:
-            raise CannotMount(str(loss))
+    for shortfall in route.shortfalls:
+        if not shortfall.approximate:
+            raise CannotMount(str(shortfall), at=shortfall.place)
 
 
 def _input_index(traced: Traced, node: fx.Node) -> int:
@@ -94,8 +95,11 @@ def _start(value: Tensor, way: Way) -> Route:
     if not value.is_floating_point() and not any(
         isinstance(way.traced.module(n), nn.Embedding) for n in way.nodes if n.op == "call_module"
     ):
-        label = way.traced.label(way.nodes[-1])
-        raise Unreachable(f"{label}: the input holds whole numbers and meets no embedding on the way to it.")
+        last = way.nodes[-1]
+        raise Unreachable(
+            f"{way.traced.label(last)}: the input holds whole numbers and meets no embedding on the way to it.",
+            at=way.traced.place(last),
+        )
     return fresh(tuple(value.shape[1:]))
 
 
@@ -109,7 +113,7 @@ def _pass(way: Way, position: int, route: Route) -> Route:
         value = traced.values[node]
         return replace(fresh(tuple(value.shape[1:])), embedding=str(node.target))
     if not isinstance(route.plus, Tensor) and module is not None:
-        raise Unreachable(f"{label} takes several tensors at once.")
+        raise Unreachable(f"{label} takes several tensors at once.", at=traced.place(node))
     if isinstance(module, Convolution):
         out = through_weights(way, position, route, plan_convolution(module, route, traced.values[node].shape[2:]))
     elif isinstance(module, nn.Linear):
@@ -118,10 +122,10 @@ def _pass(way: Way, position: int, route: Route) -> Route:
         out = through_norm(way, position, route)
     else:
         out = through_other(way, position, route)
-    if out.whole and out.present < before and len(out.losses) == len(route.losses):
-        out = out.lose(label, f"keeps {out.present} of {before} values.")
+    if out.whole and out.present < before and len(out.shortfalls) == len(route.shortfalls):
+        out = out.lose(label, traced.place(node), Cause.STRIDE, f"keeps {out.present} of {before} values.")
     if out.present == 0:
-        raise Unreachable(f"{label} keeps nothing of the sample.")
+        raise Unreachable(f"{label} keeps nothing of the sample.", at=traced.place(node))
     return out
 
 
@@ -133,8 +137,11 @@ def _join(way: Way, position: int) -> None:
         return
     for other in others:
         if not is_sum(traced, node):
-            raise Unreachable(f"{traced.label(node)} combines the sample with {traced.label(other)}.")
+            raise Unreachable(
+                f"{traced.label(node)} combines the sample with {traced.label(other)}.", at=traced.place(node)
+            )
         if not silence(traced, other, way.layers):
             raise Unreachable(
-                f"{traced.label(node)} adds {traced.label(other)} to the sample, which cannot be silenced."
+                f"{traced.label(node)} adds {traced.label(other)} to the sample, which cannot be silenced.",
+                at=traced.place(node),
             )

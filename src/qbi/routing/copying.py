@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
+from qbi.carrier import Cause
 from qbi.routing.path import Convolution, Unreachable
 from qbi.routing.probing import look_ahead
 from qbi.routing.route import Route, Way
@@ -113,7 +114,7 @@ def plan_linear(layer: nn.Linear, route: Route) -> _Plan:
 def through_weights(way: Way, position: int, route: Route, plan: _Plan) -> Route:
     """Write single weights of one so that the layer copies the sample, in both signs or shifted where a ReLU follows."""
     traced, node = way.traced, way.nodes[position]
-    layer, label = traced.module(node), traced.label(node)
+    layer, label, place = traced.module(node), traced.label(node), traced.place(node)
     assert isinstance(layer, Convolution | nn.Linear)
     ahead = look_ahead(way, position)
     must_pass = ahead.shift > 0 and not (route.nonnegative and route.minus is None)
@@ -125,14 +126,19 @@ def through_weights(way: Way, position: int, route: Route, plan: _Plan) -> Route
     if len(copies) < needed:
         kinds = f" in {plan.groups} groups" if plan.groups > 1 else ""
         out = out.lose(
-            label, f"has {plan.units} outputs{kinds}; the sample needs {needed}. It is too narrow to carry it."
+            label,
+            place,
+            Cause.NARROW,
+            f"has {plan.units} outputs{kinds}; the sample needs {needed}. It is too narrow to carry it.",
         )
     if not copies:
-        raise Unreachable(f"{label} has no output that could carry anything of the sample.")
+        raise Unreachable(f"{label} has no output that could carry anything of the sample.", at=place)
     shifted = must_pass and not pairs and layer.bias is not None
     if must_pass and not pairs and not shifted:
         out = out.lose(
             label,
+            place,
+            Cause.CUT,
             f"has {plan.units} outputs and no bias; passing the {ahead.name} behind it needs {2 * needed} outputs "
             "(a pair for each value's sign) or a bias (a shift).",
         )

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
-from qbi.errors import BadValue, CannotMount
+from qbi.errors import BadValue, CannotMount, first_line
 
 Inputs = tuple[Tensor, ...]
 How = Literal["fx", "export", "hooks"]
@@ -52,17 +52,16 @@ class Traced:
         """The layer a node calls, if it calls one."""
         return self.model.get_submodule(str(node.target)) if node.op == "call_module" else None
 
-    def label(self, node: fx.Node) -> str:
-        """A name for people: the layer's path and kind, or the function."""
-        module = self.module(node)
-        if module is not None:
-            return f"{node.target} ({type(module).__name__})"
+    def place(self, node: fx.Node) -> str:
+        """The layer's path, or the function's name."""
         target = node.target
-        if node.op == "get_attr":
-            return f"{target} (parameter)"
-        if not isinstance(target, str):
-            target = str(getattr(target, "__name__", target)).removesuffix(".default")
-        return f"{target} (function)"
+        return target if isinstance(target, str) else str(getattr(target, "__name__", target)).removesuffix(".default")
+
+    def label(self, node: fx.Node) -> str:
+        """A name for people: the place and its kind."""
+        module = self.module(node)
+        kind = type(module).__name__ if module is not None else "parameter" if node.op == "get_attr" else "function"
+        return f"{self.place(node)} ({kind})"
 
 
 def as_inputs(sample: Tensor | Inputs) -> Inputs:
@@ -85,15 +84,11 @@ def trace(model: nn.Module, sample: Tensor | Inputs) -> Traced:
             values = _run(model, graph, inputs)
         except Exception as problem:
             # Tracers fail in any way a model can be written; what they say is kept, and the next one is tried.
-            reasons.append(f"{how}: {_first_line(problem)}")
+            reasons.append(f"{how}: {first_line(problem)}")
             continue
         return Traced(model, graph, how, "; ".join(reasons), values)
     _try_forward(model, inputs)
     raise CannotMount(f"model: its structure cannot be found ({'; '.join(reasons)}).")
-
-
-def _first_line(problem: BaseException) -> str:
-    return (str(problem).strip() or type(problem).__name__).splitlines()[0][:160]
 
 
 def _try_forward(model: nn.Module, inputs: Inputs) -> None:
@@ -104,7 +99,7 @@ def _try_forward(model: nn.Module, inputs: Inputs) -> None:
     except Exception as problem:
         shapes = ", ".join(str(tuple(i.shape)) for i in inputs)
         raise BadValue(
-            f"model: its forward pass fails on input of shape {shapes} ({type(problem).__name__}: {_first_line(problem)}). "
+            f"model: its forward pass fails on input of shape {shapes} ({type(problem).__name__}: {first_line(problem)}). "
             "Check that the data are what the model takes."
         ) from problem
 

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
-from qbi.carrier import Affine, Normalised
+from qbi.carrier import Affine, Cause, Normalised
 from qbi.routing.graph import Traced
 from qbi.routing.path import REDUCING, SQUASHING, BatchNorm, Unreachable, name_of
-from qbi.routing.probing import batched, execute, kind_of, look_ahead
+from qbi.routing.probing import batched, effect_of, execute, look_ahead
 from qbi.routing.route import Route, Way, first_places, noted
 
 
@@ -23,21 +23,21 @@ def through_other(way: Way, position: int, route: Route) -> Route:
     value = traced.values[node]
     if not isinstance(value, Tensor):
         if isinstance(traced.module(node), nn.Module):
-            raise Unreachable(f"{traced.label(node)} {_why_unreachable(traced, node)}")
+            raise Unreachable(f"{traced.label(node)} {_why_unreachable(traced, node)}", at=traced.place(node))
         return _moved(way, position, route)
-    kind = kind_of(way, position, tuple(route.plus.shape))
-    if kind is not None and kind.moves:
+    effect = effect_of(way, position, tuple(route.plus.shape))
+    if effect is not None and effect.moves:
         return _moved(way, position, route)
-    if kind is not None and kind.scale is not None and kind.offset is not None and route.minus is None:
+    if effect is not None and effect.scale is not None and effect.offset is not None and route.minus is None:
         return replace(
             route,
-            scale=route.scale * kind.scale,
-            offset=route.offset * kind.scale + kind.offset,
+            scale=route.scale * effect.scale,
+            offset=route.offset * effect.scale + effect.offset,
             nonnegative=False,
         )
-    if kind is not None and kind.shift and route.nonnegative:
+    if effect is not None and effect.shift and route.nonnegative:
         return route
-    return _changed(way, position, route, cut=kind is not None and kind.shift > 0)
+    return _changed(way, position, route, cut=effect is not None and effect.shift > 0)
 
 
 def _moved(way: Way, position: int, route: Route) -> Route:
@@ -60,20 +60,25 @@ def _moved(way: Way, position: int, route: Route) -> Route:
 def _changed(way: Way, position: int, route: Route, *, cut: bool) -> Route:
     """A loss: what comes out of the node is carried on as the sample."""
     traced, node = way.traced, way.nodes[position]
-    module, name, label = traced.module(node), name_of(traced, node), traced.label(node)
+    module, name = traced.module(node), name_of(traced, node)
+    label, place = traced.label(node), traced.place(node)
     shape = tuple(traced.values[node].shape[1:])
     given = tuple(route.plus.shape)
     known = "dropout" in name or any(word in name for word in (*REDUCING, *SQUASHING))
     if not known or isinstance(module, nn.RNNBase | nn.MultiheadAttention):
-        raise Unreachable(f"{label} {_why_unreachable(traced, node)}")
+        raise Unreachable(f"{label} {_why_unreachable(traced, node)}", at=place)
     if "dropout" in name:
         p = getattr(module, "p", None)
+        cause = Cause.DROPOUT
         reason = f"drops values at random{'' if p is None else f' (p = {p})'}, which no setting of parameters undoes."
     elif math.prod(shape) != math.prod(given):
+        cause = Cause.POOLING
         reason = f"reduces {given} to {shape}; what it drops cannot be read back."
     elif cut:
+        cause = Cause.CUT
         reason = "cuts values below zero, and no layer before it can shift them."
     else:
+        cause = Cause.SQUASHED
         reason = "changes the values it passes on."
     used = route.plus > 0
     if shape != given:
@@ -99,7 +104,7 @@ def _changed(way: Way, position: int, route: Route, *, cut: bool) -> Route:
         whole=False,
         nonnegative=(route.nonnegative and ("pool" in name or "dropout" in name)) or cut or "sigmoid" in name,
     )
-    return fresh.lose(label, reason)
+    return fresh.lose(label, place, cause, reason)
 
 
 def _why_unreachable(traced: Traced, node: fx.Node) -> str:
@@ -120,16 +125,16 @@ def _why_unreachable(traced: Traced, node: fx.Node) -> str:
 def through_norm(way: Way, position: int, route: Route) -> Route:
     """Let a normalisation layer pass, with its own offset as the shift where a ReLU follows."""
     traced, node = way.traced, way.nodes[position]
-    layer, label = traced.module(node), traced.label(node)
+    layer, label, place = traced.module(node), traced.label(node), traced.place(node)
     assert isinstance(layer, BatchNorm | nn.LayerNorm)
     if route.minus is not None:
-        raise Unreachable(f"{label} would normalise the two halves of the sample apart.")
+        raise Unreachable(f"{label} would normalise the two halves of the sample apart.", at=place)
     ahead = look_ahead(way, position)
     out = route
     if isinstance(layer, nn.LayerNorm):
-        out = out.lose(label, "takes each sample's own mean and scale away.", approximate=True)
+        out = out.lose(label, place, Cause.NORMALISED, "takes each sample's own mean and scale away.")
     if ahead.shift and layer.bias is None:
-        out = out.lose(label, "has no offset of its own; the activation behind it cuts the sample.")
+        out = out.lose(label, place, Cause.CUT, "has no offset of its own; the activation behind it cuts the sample.")
     offset = ahead.shift if layer.bias is not None else 0.0
     with torch.no_grad():
         if layer.weight is not None:

@@ -73,7 +73,7 @@ def find_path(traced: Traced, target: fx.Node) -> list[fx.Node]:
                 cost, _, through = min(reached, key=lambda r: r[:2])
                 best[node] = (cost + _cost(traced, node), through)
     if target not in best:
-        raise Unreachable(f"{traced.label(target)}: no input of the model reaches it.")
+        raise Unreachable(f"{traced.label(target)}: no input of the model reaches it.", at=traced.place(target))
     path: list[fx.Node] = [target]
     while (before := best[path[-1]][1]) is not None:
         path.append(before)

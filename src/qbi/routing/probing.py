@@ -48,7 +48,7 @@ def batched(way: Way, position: int, one: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Kind:
+class Effect:
     """What a node without weights of its own does: moves values about, passes those around a shift, or changes them."""
 
     moves: bool
@@ -57,7 +57,7 @@ class Kind:
     offset: Tensor | None = None
 
 
-def kind_of(way: Way, position: int, shape: tuple[int, ...]) -> Kind | None:
+def effect_of(way: Way, position: int, shape: tuple[int, ...]) -> Effect | None:
     """Find out by trying; None where it changes values in another way."""
     draws = torch.Generator().manual_seed(0)
     values = 0.1 + torch.rand(shape, generator=draws) * (SPREAD - 0.1)
@@ -75,25 +75,25 @@ def kind_of(way: Way, position: int, shape: tuple[int, ...]) -> Kind | None:
         return None
     if out.shape == values.shape:
         if torch.equal(out, values):
-            return Kind(moves=True)
+            return Effect(moves=True)
         for shift in (way.shift, *OTHER_SHIFTS):
             shifted = run(values + shift)
             if shifted is not None and bool(((shifted - values - shift).abs() <= 2e-6 * (shift + SPREAD)).all()):
-                return Kind(moves=False, shift=shift)
+                return Effect(moves=False, shift=shift)
         second, third = run(values + 1), run(2 * values)
         if second is not None and third is not None:
             slope = second - out
             start = out - slope * values
             near = (third - (2 * slope * values + start)).abs() <= 1e-5 * (1 + third.abs())
             if bool(near.all()) and bool((slope != 0).all()) and bool(out.isfinite().all()):
-                return Kind(moves=False, scale=slope, offset=start)
+                return Effect(moves=False, scale=slope, offset=start)
     index = run(torch.arange(1.0, math.prod(shape) + 1).reshape(shape))
     if index is None or not bool((index == index.round()).all()):
         return None
     if not 0 <= float(index.min()) <= float(index.max()) <= math.prod(shape):
         return None
     padded = torch.cat([torch.zeros(1), values.flatten()])
-    return Kind(moves=True) if torch.equal(padded[index.long()], out) else None
+    return Effect(moves=True) if torch.equal(padded[index.long()], out) else None
 
 
 @dataclass(frozen=True)
@@ -120,11 +120,11 @@ def look_ahead(way: Way, position: int) -> Ahead:
         before = traced.values[way.nodes[index - 1]]
         if not isinstance(before, Tensor) or not isinstance(traced.values[node], Tensor):
             continue
-        kind = kind_of(way, index, tuple(before.shape[1:]))
-        if kind is None:
+        effect = effect_of(way, index, tuple(before.shape[1:]))
+        if effect is None:
             pairs = False
-        elif kind.shift and not shift:
-            shift, name = kind.shift, type(module).__name__ if module is not None else name_of(traced, node)
+        elif effect.shift and not shift:
+            shift, name = effect.shift, type(module).__name__ if module is not None else name_of(traced, node)
             # Two signs can travel apart only where the negative one becomes exactly nothing.
             pairs = pairs and _cuts_to_zero(way, index, tuple(before.shape[1:]))
     return Ahead(shift, pairs, name)

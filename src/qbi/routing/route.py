@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from qbi.carrier import Affine, Loss, Step
+from qbi.carrier import Affine, Cause, Change, Shortfall
 from qbi.routing.graph import Traced
 from qbi.routing.path import tensors
 
@@ -24,8 +24,8 @@ class Route:
     shape: tuple[int, ...]
     minus: Any = None
     nonnegative: bool = False
-    steps: tuple[Step, ...] = ()
-    losses: tuple[Loss, ...] = ()
+    steps: tuple[Change, ...] = ()
+    shortfalls: tuple[Shortfall, ...] = ()
     embedding: str | None = None
     base: float = 0.0
     """What the last normalisation layer was made to add; `offset` counts from there."""
@@ -37,9 +37,9 @@ class Route:
         """How many of the sample's values are still there."""
         return sum(int((t.unique() > 0).sum()) for t in tensors(self.plus))
 
-    def lose(self, layer: str, reason: str, *, approximate: bool = False) -> "Route":
+    def lose(self, label: str, place: str, cause: Cause, reason: str) -> "Route":
         """The same, with a loss noted."""
-        return replace(self, losses=(*self.losses, Loss(layer, reason, approximate)))
+        return replace(self, shortfalls=(*self.shortfalls, Shortfall(label, cause, reason, place)))
 
 
 @dataclass(frozen=True)

@@ -11,17 +11,16 @@ except ImportError as problem:
     raise MissingExtra("flwr", "flower") from problem
 
 from qbi.integrations.flower.guard import guarded_by, leak_guard
-from qbi.integrations.flower.records import load_arrays, save_arrays, state_of
-from qbi.integrations.flower.server import Crafted, Recording, audit_server_app, craft
+from qbi.integrations.flower.records import load_record, save_record, state_of
+from qbi.integrations.flower.server import Recording, audit_server_app, read_reply
 
 __all__ = [
-    "Crafted",
     "Recording",
     "audit_server_app",
-    "craft",
     "guarded_by",
     "leak_guard",
-    "load_arrays",
-    "save_arrays",
+    "load_record",
+    "read_reply",
+    "save_record",
     "state_of",
 ]

@@ -7,7 +7,7 @@ from flwr.app import ArrayRecord
 from safetensors.torch import save
 from torch import Tensor
 
-from qbi.detection.checkpoint import load_parameters
+from qbi.data.checkpoint import load_parameters
 from qbi.files import write_atomically
 
 
@@ -21,11 +21,11 @@ def arrays_of(state: dict[str, Tensor]) -> ArrayRecord:
     return ArrayRecord({name: value.detach().cpu().contiguous() for name, value in state.items()})
 
 
-def save_arrays(arrays: ArrayRecord, path: Path) -> None:
+def save_record(arrays: ArrayRecord, path: Path) -> None:
     """A record as safetensors, which `qbi replay` and `qbi inspect` read."""
     write_atomically(path, save({n: v.contiguous() for n, v in state_of(arrays).items()}))
 
 
-def load_arrays(path: Path) -> ArrayRecord:
+def load_record(path: Path) -> ArrayRecord:
     """A parameter file that a deployment left behind (.safetensors, .npz, .pt), as a record."""
     return arrays_of(load_parameters(path))

@@ -1,6 +1,5 @@
 """The server's side, for test clients of one's own: send a crafted model, or only look on; read every reply apart."""
 
-import copy
 import logging
 import time
 from collections.abc import Callable, Iterable
@@ -15,11 +14,10 @@ from flwr.serverapp.strategy import FedAvg, Strategy
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from qbi.attacks.base import Attack
-from qbi.attacks.mount import Mounted, mount
-from qbi.audit.replay import replay
-from qbi.errors import QbiError
-from qbi.extraction import difference_rounding, extract, weight_difference
+from qbi.attacks import Attack, Mounted, Reading, mount
+from qbi.auditing.replay import replay
+from qbi.errors import BadValue, QbiError
+from qbi.extraction import difference_rounding, weight_difference
 from qbi.files import to_json, write_atomically
 from qbi.integrations.flower.records import arrays_of, state_of
 from qbi.randomness import generator
@@ -31,32 +29,8 @@ log = logging.getLogger("flwr")
 MOST_SHOWN = 24
 
 
-@dataclass(frozen=True)
-class Crafted:
-    """A crafted model ready to be sent, and how to read what comes back."""
-
-    mounted: Mounted
-
-    @property
-    def arrays(self) -> ArrayRecord:
-        """What is sent, buffers included."""
-        return arrays_of(dict(self.mounted.model.state_dict()))
-
-    def read(self, difference: dict[str, Tensor], received: dict[str, Tensor], batch_size: int) -> Candidates:
-        """The samples in one reply."""
-        update = Update(difference, received, batch_size, float("nan"))
-        weight = self.mounted.target.weight.detach()
-        rounding = difference_rounding(weight, difference[f"{self.mounted.layer}.weight"])
-        return extract(self.mounted.model, self.mounted.layer, self.mounted.carrier, update, rounding=rounding)
-
-
-def craft(model: nn.Module, attack: Attack, sample: Tensor, *, seed: int = 0, layer: str | None = None) -> Crafted:
-    """Mount an attack for one's own test clients; `sample` is like their data, random numbers of that shape will do."""
-    return Crafted(mount(model, attack, sample, generator(seed, "flower"), layer=layer))
-
-
 @dataclass
-class Reading:
+class Read:
     """What one reply gave away."""
 
     round: int
@@ -89,20 +63,21 @@ class Recording(Strategy):
         inner: Strategy,
         out: Path,
         *,
-        crafted: Crafted | None = None,
+        crafted: Mounted | None = None,
         shape: tuple[int, int, int] | None = None,
         keep_samples: bool = True,
     ) -> None:
         self.inner, self.out, self.crafted, self.shape, self.keep_samples = inner, out, crafted, shape, keep_samples
         self.sent: ArrayRecord | None = None
-        self.readings: list[Reading] = []
+        self.readings: list[Read] = []
         self.errors: list[dict[str, Any]] = []
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """As the wrapped strategy does, with the crafted model in the first round if there is one."""
-        self.sent = self.crafted.arrays if self.crafted is not None and server_round == 1 else arrays
+        attacked = self.crafted is not None and server_round == 1
+        self.sent = arrays_of(dict(self.crafted.model.state_dict())) if attacked and self.crafted else arrays
         return self.inner.configure_train(server_round, self.sent, config, grid)
 
     def aggregate_train(
@@ -127,16 +102,16 @@ class Recording(Strategy):
             except QbiError as problem:
                 self.errors.append({"round": server_round, "node": str(node), "reason": str(problem)})
 
-    def _readings(self, server_round: int, node: int, record: ArrayRecord) -> list[Reading]:
+    def _readings(self, server_round: int, node: int, record: ArrayRecord) -> list[Read]:
         assert self.sent is not None
         sent, received = state_of(self.sent), state_of(record)
         difference = weight_difference(sent, received)
         if self.crafted is not None and server_round == 1:
-            found = self.crafted.read(difference, received, batch_size=0)
+            found = read_reply(self.crafted, difference, received)
             sure = int((found.support > 1).sum())
-            return [Reading(server_round, node, self.crafted.mounted.layer, len(found.rows), sure, found.samples)]
+            return [Read(server_round, node, self.crafted.layer, len(found.rows), sure, found.samples)]
         layers = replay(difference, sent)
-        return [Reading(server_round, node, f.layer, len(f.support), f.sure, f.samples[: f.sure]) for f in layers[:1]]
+        return [Read(server_round, node, f.layer, len(f.support), f.sure, f.samples[: f.sure]) for f in layers[:1]]
 
     def _write(self) -> None:
         document = {"readings": [r.document() for r in self.readings], "errors": self.errors}
@@ -167,6 +142,13 @@ class Recording(Strategy):
         self.inner.summary()
 
 
+def read_reply(crafted: Mounted, difference: dict[str, Tensor], received: dict[str, Tensor]) -> Candidates:
+    """The samples in one reply to a crafted model: weights sent minus weights received, and the buffers received."""
+    weight = crafted.target.weight.detach()
+    rounding = difference_rounding(weight, difference[f"{crafted.layer}.weight"])
+    return crafted.read(Update(difference, received, 0, float("nan")), Reading(rounding=rounding))
+
+
 def audit_server_app(
     make_model: Callable[[], nn.Module],
     out: Path,
@@ -180,6 +162,8 @@ def audit_server_app(
     seed: int = 0,
 ) -> ServerApp:
     """A server for test clients of one's own: benign, or crafted with `attack`; every reply is read and written down."""
+    if attack is not None and sample is None:
+        raise BadValue("audit server: crafting needs a sample of the clients' shape; give sample=.")
     app = ServerApp()
 
     @app.main()
@@ -187,9 +171,8 @@ def audit_server_app(
         torch.manual_seed(seed)
         model = make_model()
         crafted = None
-        if attack is not None:
-            assert sample is not None, "crafting needs a sample of the clients' shape"
-            crafted = craft(copy.deepcopy(model), attack, sample, seed=seed)
+        if attack is not None and sample is not None:
+            crafted = mount(model, attack, sample, generator(seed, "flower"))
         inner = strategy or FedAvg(fraction_train=1.0, fraction_evaluate=0.0, min_available_nodes=2)
         recording = Recording(inner, out, crafted=crafted, shape=shape)
         started = time.monotonic()

@@ -1,0 +1,5 @@
+"""`python -m qbi` is `qbi`."""
+
+from qbi.cli import main
+
+main()

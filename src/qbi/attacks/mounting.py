@@ -1,0 +1,159 @@
+"""Put an attack on a model, as a malicious server would before sending it out: on a copy."""
+
+import copy
+import math
+
+import torch
+from torch import Tensor, nn
+
+from qbi.attacks.base import Attack, Carried, Mounted
+from qbi.carrier import Carrier, Cause
+from qbi.errors import BadValue, CannotMount
+from qbi.routing.carry import DEFAULT_SHIFT, carry_to
+from qbi.routing.graph import Inputs, Traced, as_inputs, trace
+from qbi.routing.targets import Target, targets
+
+SHIFTS = (DEFAULT_SHIFT, 32.0)
+"""Tried in turn: the second one where values lie below the first."""
+
+PROBE = 2
+"""Samples that a mounted model keeps to know its clients' shape."""
+
+
+def mount(
+    model: nn.Module,
+    attack: Attack,
+    sample: Tensor | Inputs,
+    generator: torch.Generator,
+    *,
+    layer: str | None = None,
+    gain: float | None = None,
+    strict: bool = True,
+) -> Mounted:
+    """Copy the model, carry the sample to a linear layer, and write the attack into it.
+
+    Args:
+        model: what clients would be asked to train; it is not changed.
+        attack: whose rows are written; one that crafts nothing leaves the copy as it is.
+        sample: a small batch like the client's, used as a probe.
+        generator: random numbers for the rows.
+        layer: which layer to attack; the first linear layer with a ReLU behind it, if not given.
+        gain: scales weights and bias together, which changes no sign and so nothing of the attack, but keeps the layers
+            behind from saturating: a sample that the loss is certain of sends no gradient. The default 1/√M brings
+            activations near one; 1 gives the rows as the paper has them.
+        strict: require a ReLU behind the layer and the whole sample in front of it; otherwise what can be brought there
+            is, and the carrier says what is lost.
+
+    Returns:
+        The crafted copy, the layer, how samples arrive there, and the attack that reads the answer.
+
+    >>> from qbi import QBI, client_step
+    >>> from qbi.randomness import generator
+    >>> model = nn.Sequential(nn.Linear(64, 100), nn.ReLU(), nn.Linear(100, 3))
+    >>> x, y = torch.randn(8, 64), torch.arange(8) % 3
+    >>> mounted = mount(model, QBI(batch_size=8), x[:2], generator(0))
+    >>> mounted.read(client_step(mounted.model, x, y)).samples.shape[1]
+    64
+    """
+    if gain is not None and not 0 < gain < math.inf:
+        raise BadValue(f"mount: gain is {gain}; it must be positive and finite.")
+    inputs = as_inputs(sample)
+    for part in inputs:
+        if part.is_floating_point() and not bool(torch.isfinite(part).all()):
+            raise BadValue("mount: the sample has NaN or infinite values; clean the data first.")
+    traced = trace(model, inputs)
+    name = choose_target(traced, layer, strict=strict)
+    if not attack.crafts:
+        return as_it_is(model, name, inputs, attack)
+    mounted = with_attack(carry(model, name, inputs, strict=strict), attack)
+    write(mounted, generator, gain=gain)
+    return mounted
+
+
+def carry(model: nn.Module, layer: str, sample: Inputs, *, strict: bool = False) -> Carried:
+    """A copy of the model that carries samples to the layer. A larger shift is tried where values lie below the first."""
+    refused: CannotMount | None = None
+    carried: Carried | None = None
+    for shift in SHIFTS:
+        crafted = copy.deepcopy(model).train()
+        try:
+            carrier = carry_to(crafted, layer, sample, shift=shift, strict=strict)
+        except CannotMount as problem:
+            refused = refused or problem
+            if not strict:
+                break
+            continue
+        carried = Carried(crafted, layer, carrier, tuple(part[:PROBE] for part in sample))
+        if not any(s.cause is Cause.SHIFT for s in carrier.shortfalls):
+            return carried
+    if carried is None:
+        assert refused is not None
+        raise refused
+    return carried
+
+
+def as_it_is(model: nn.Module, layer: str, sample: Inputs, attack: Attack) -> Mounted:
+    """A copy of the model, unchanged, with one of its layers to be read; what arrives there is what the model makes of samples."""
+    sent = copy.deepcopy(model).train()
+    target = sent.get_submodule(layer)
+    assert isinstance(target, nn.Linear)
+    width = target.in_features
+    return Mounted(sent, layer, Carrier((width,), width), tuple(part[:PROBE] for part in sample), attack=attack)
+
+
+def with_attack(carried: Carried, attack: Attack) -> Mounted:
+    """The same model with an attack that is still to be written into it; a copy where the attack sets other layers too."""
+    touches_others = type(attack).set_behind is not Attack.set_behind
+    model = copy.deepcopy(carried.model) if touches_others else carried.model
+    return Mounted(model, carried.layer, carried.carrier, carried.probe, attack=attack)
+
+
+def write(mounted: Mounted, generator: torch.Generator, *, gain: float | None = None) -> None:
+    """Write the attack's rows, in place of those that are there, and set what stands behind them."""
+    carrier, target = mounted.carrier, mounted.target
+    rows = carrier.spread(mounted.attack.rows(target.out_features, carrier.features, generator))
+    scale = 1 / math.sqrt(carrier.features) if gain is None else gain
+    with torch.no_grad():
+        target.weight.copy_(rows.weight).mul_(scale)
+        target.bias.copy_(rows.bias).mul_(scale)
+    mounted.attack.set_behind(mounted)
+
+
+def choose_target(traced: Traced, wanted: str | None, *, strict: bool = True) -> str:
+    """The layer to attack: the named one, or the first linear layer with a ReLU behind it."""
+    known = targets(traced)
+    if wanted is None:
+        rectified = [t for t in known if t.rectified]
+        if not rectified:
+            raise CannotMount("model: no linear layer with a ReLU behind it; gradient sparsity needs one.")
+        # Where no candidate has a bias, the first one gets to say so.
+        chosen = next((t for t in rectified if t.has_bias), rectified[0])
+    else:
+        named = [t for t in known if t.name == wanted]
+        if not named:
+            _refuse_name(traced, wanted, known)
+        chosen = named[0]
+    _check_target(chosen, strict=strict)
+    return chosen.name
+
+
+def _refuse_name(traced: Traced, wanted: str, known: list[Target]) -> None:
+    modules = dict(traced.model.named_modules())
+    if wanted in modules and not isinstance(modules[wanted], nn.Linear):
+        raise CannotMount(f"{wanted} ({type(modules[wanted]).__name__}) is not a linear layer.", at=wanted)
+    names = ", ".join(t.name for t in known) or "none"
+    raise CannotMount(f"model: it has no layer {wanted!r}. Its linear layers: {names}.")
+
+
+def _check_target(target: Target, *, strict: bool) -> None:
+    if not target.has_bias:
+        raise CannotMount(
+            f"{target.name} (Linear): bias is None; extraction divides by the bias gradient. Set bias=True.",
+            at=target.name,
+        )
+    if strict and not target.rectified:
+        what = "nothing" if target.activation == "none" else target.activation
+        raise CannotMount(
+            f"{target.name} (Linear): {what} follows instead of a ReLU; without one every sample reaches every row.",
+            at=target.name,
+        )

@@ -1,0 +1,27 @@
+"""Every attack by its key. `audit`, `compare`, `calibrate`, `--help` and the contract tests take theirs from here."""
+
+from collections.abc import Iterable, Sequence
+
+from qbi.attacks.base import Attack
+from qbi.attacks.imprint import Imprint
+from qbi.attacks.mirrored import Mirrored
+from qbi.attacks.pairs import PAIRS
+from qbi.attacks.passive import Passive
+from qbi.attacks.qbi import QBI
+from qbi.attacks.trap_weights import TrapWeights
+from qbi.errors import BadValue
+
+ATTACKS: dict[str, type[Attack]] = {a.key: a for a in (Passive, QBI, PAIRS, TrapWeights, Imprint, Mirrored)}
+"""In the order in which they are run and shown. An attack of one's own is added with `ATTACKS[key] = MyAttack`."""
+
+BY_DEFAULT: tuple[str, ...] = (Passive.key, QBI.key)
+"""What an audit runs when nothing is asked for."""
+
+
+def select(keys: Sequence[str], place: str) -> list[type[Attack]]:
+    """Attacks by key; `all` stands for every one."""
+    wanted: Iterable[str] = ATTACKS if "all" in keys else dict.fromkeys(keys)
+    unknown = [key for key in wanted if key not in ATTACKS]
+    if unknown:
+        raise BadValue(f"{place}: no attack is called {unknown[0]!r}; there are {', '.join(ATTACKS)}.")
+    return [ATTACKS[key] for key in wanted]

@@ -1,0 +1,221 @@
+"""The attacks of one audit, each tried on several batches of the user's data."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from qbi.attacks import Attack, Carried, Knowledge, Mounted
+from qbi.attacks.mounting import as_it_is, with_attack, write
+from qbi.auditing.client import Client
+from qbi.auditing.result import AttackOutcome, Untested
+from qbi.auditing.samples import Samples
+from qbi.auditing.survey import Finding
+from qbi.auditing.trial import Answer, Trial, chosen_batch, read_answer, take_answer
+from qbi.carrier import Normalised, flat
+from qbi.errors import BadValue, CannotMount, CannotRead, DataError
+from qbi.exposure import observe
+from qbi.federation.client import Loss
+from qbi.metrics import EXACT, FAITHFUL, THRESHOLDS, mean_interval, mean_leakage
+from qbi.randomness import generator
+
+GAINS = (1.0, 0.01, 100.0)
+"""Joint scales of weights and bias that are tried, in units of 1/√M, the usual one first."""
+
+MOST_PREDICTED = 1024
+"""Samples or positions of a batch up to which its Gram matrix is formed."""
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """An attack on a layer with everything that was seen of it."""
+
+    mounted: Mounted
+    finding: Finding
+    outcome: AttackOutcome
+    trials: tuple[Trial, ...] = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Campaign:
+    """What stays the same over all attacks of one audit."""
+
+    model: nn.Module
+    samples: Samples
+    client: Client
+    loss: Loss
+    batches: int
+    seed: int
+    device: str
+    auxiliary: Samples | None
+    settings: Mapping[str, float]
+
+    def on_the_model_as_it_is(self, attack: type[Attack], findings: Sequence[Finding]) -> Iterator[Attempt]:
+        """An attack that crafts nothing, on every layer with a bias; layers that give nothing are left out but the first."""
+        reading = [f for f in findings if f.target.has_bias]
+        for finding in reading:
+            mounted = self._as_it_is(attack, finding)
+            trials = [self.read(mounted, self.answer(mounted, number)) for number in range(self.batches)]
+            outcome = self._outcome(mounted, finding, trials, whole=finding.untouched and finding.reach == "exact")
+            if finding is reading[0] or any(i.mean > 0 for i in outcome.recovered.values()):
+                yield Attempt(mounted, finding, outcome, tuple(trials))
+
+    def _as_it_is(self, attack: type[Attack], finding: Finding) -> Mounted:
+        target = finding.target
+        prepared = attack.prepare(Knowledge(self.client.batch_size, target.neurons, target.width, seed=self.seed))
+        probe = tuple(part[:2].to(self.device) for part in self.samples.inputs)
+        if finding.untouched and finding.reach == "exact" and finding.carrier is not None:
+            # Nothing with weights stands before the layer: what is read there is the sample itself.
+            return Mounted(self.model, finding.name, finding.carrier, probe, attack=prepared)
+        return as_it_is(self.model, finding.name, probe, prepared)
+
+    def crafted(self, attack: type[Attack], finding: Finding) -> Attempt | Untested:
+        """One attack on one layer, on every batch with fresh rows."""
+        try:
+            mounted = self.mounted(attack, finding)
+            gain, gains = self._best_gain(mounted)
+            trials = []
+            for number in range(self.batches):
+                self.write(mounted, number, gain)
+                trials.append(self.read(mounted, self.answer(mounted, number)))
+        except CannotMount as problem:
+            return Untested(attack.name, finding.name, str(problem))
+        carrier = mounted.carrier
+        whole = trials[0].in_sample_space or (carrier.places is not None and carrier.exact)
+        outcome = self._outcome(mounted, finding, trials, whole=whole, gain=gain, gains=gains)
+        return Attempt(mounted, finding, outcome, tuple(trials))
+
+    def mounted(self, attack: type[Attack], finding: Finding) -> Mounted:
+        """The attack prepared for a layer, with the statistics and samples of the domain that it asks for."""
+        assert finding.carried is not None
+        some = torch.arange(min(64, len(self.samples)))
+        carried = finding.carried.placed_for(attack.domain, self.arrivals(finding.carried, self.samples, some))
+        blank = Knowledge(
+            self.client.batch_size * carried.carrier.tokens,
+            finding.target.neurons,
+            carried.carrier.features,
+            settings=self.settings,
+            seed=self.seed,
+        )
+        auxiliary = self._auxiliary(carried, attack, blank)
+        prepared = attack.prepare(
+            Knowledge(blank.batch_size, blank.neurons, blank.features, auxiliary, self.settings, self.seed)
+        )
+        return with_attack(carried, prepared)
+
+    def _auxiliary(self, carried: Carried, attack: type[Attack], knowledge: Knowledge) -> Tensor | None:
+        """Samples of the domain as they arrive at the layer: given ones, or those that are in no batch."""
+        needed, useful = attack.auxiliary_needed(knowledge), attack.auxiliary_useful(knowledge)
+        if useful == 0:
+            return None
+        if self.auxiliary is not None:
+            source, order = self.auxiliary, torch.arange(len(self.auxiliary))
+        else:
+            used = torch.zeros(len(self.samples), dtype=torch.bool)
+            for number in range(self.batches):
+                used[chosen_batch(self.samples, self.client, self.seed, number)] = True
+            source, order = self.samples, (~used).nonzero()[:, 0]
+        tokens = carried.carrier.tokens
+        if len(order) * tokens < needed:
+            raise DataError(
+                f"{attack.name}: {len(order)} samples are left as auxiliary data beside the batches, but it needs one for each "
+                f"of {needed} neurons. Give more data or --aux."
+            )
+        if len(order) == 0:
+            return None
+        return self.arrivals(carried, source, order[: -(-useful // tokens)])[:useful]
+
+    def arrivals(self, carried: Carried, source: Samples, chosen: Tensor) -> Tensor:
+        """What some samples are when they reach the layer."""
+        carrier = carried.carrier
+        if carrier.exact and carrier.embedding is None and not any(isinstance(s, Normalised) for s in carrier.steps):
+            # The layers before are the identity: what arrives is the sample.
+            assert carrier.places is not None
+            values = flat(source.inputs[carrier.source][chosen])[:, carrier.places[0]].to(self.device)
+            return (values - carrier.centre) / carrier.spread_of_values
+        parts = []
+        for block in chosen.split(64):
+            inputs, _ = source.batch(block if len(block) > 1 else block.repeat(2), self.device)
+            parts.append(carrier.arrived(observe(carried.model, carried.layer, inputs).features))
+        return torch.cat(parts)
+
+    def write(self, mounted: Mounted, number: int, gain: float) -> None:
+        """Fresh rows for one batch."""
+        rows = generator(self.seed, "rows", mounted.attack.key, mounted.layer, number, device=self.device)
+        write(mounted, rows, gain=gain / math.sqrt(mounted.carrier.features))
+
+    def answer(self, mounted: Mounted, number: int) -> Answer:
+        """The client's answer to the model as it stands."""
+        return take_answer(
+            mounted.model,
+            mounted.layer,
+            self.samples,
+            self.client,
+            self.loss,
+            seed=self.seed,
+            number=number,
+            device=self.device,
+        )
+
+    def read(self, mounted: Mounted, answer: Answer) -> Trial:
+        """What the server reads of it."""
+        return read_answer(mounted, answer, self.samples, self.client, self.loss, seed=self.seed)
+
+    def _best_gain(self, mounted: Mounted) -> tuple[float, Mapping[float, float]]:
+        """The joint scale at which most is read, so that nothing recovered is no artefact of the scale.
+
+        Too large saturates the loss; too small drowns in the rounding of weight differences.
+        """
+        found: dict[float, float] = {}
+        for gain in GAINS:
+            rows = generator(self.seed, "gain", device=self.device)
+            write(mounted, rows, gain=gain / math.sqrt(mounted.carrier.features))
+            try:
+                found[gain] = self.read(mounted, self.answer(mounted, 0)).recoveries[FAITHFUL].recall
+            except (CannotRead, BadValue):
+                found[gain] = 0.0
+        return max(found, key=lambda g: (found[g], g == GAINS[0])), found
+
+    def _outcome(
+        self,
+        mounted: Mounted,
+        finding: Finding,
+        trials: Sequence[Trial],
+        *,
+        whole: bool,
+        gain: float = 1.0,
+        gains: Mapping[float, float] | None = None,
+    ) -> AttackOutcome:
+        attack, tokens = mounted.attack, mounted.carrier.tokens
+        measured = mean_leakage([t.measured for t in trials])
+        neurons = finding.target.neurons
+        return AttackOutcome(
+            attack=attack.name,
+            deed=attack.deed,
+            crafted=attack.crafts,
+            layer=finding.name,
+            whole_samples=whole,
+            unit="samples" if tokens == 1 and _one_position(trials) else "positions",
+            measured={name: measured[name] for name in ("active", "precision", "recall")},
+            recovered={t: mean_interval([trial.recoveries[t].recall for trial in trials]) for t in THRESHOLDS},
+            predicted=self._predicted(mounted, trials[0]),
+            limit=attack.limit(neurons, self.client.batch_size * tokens),
+            gain=gain,
+            gains=gains or {},
+            recovered_samples=tuple(tuple(t.recoveries[EXACT].recovered.nonzero()[:, 0].tolist()) for t in trials),
+        )
+
+    def _predicted(self, mounted: Mounted, trial: Trial) -> dict[str, float] | None:
+        """What the attack's law expects on the very features that reached the layer."""
+        attack = mounted.attack
+        seen = trial.arrived[: self.client.batch_size * mounted.carrier.tokens].to(self.device)
+        if not attack.has_law or len(seen) > MOST_PREDICTED:
+            return None
+        draws = generator(self.seed, "predict", device=self.device)
+        return attack.expected(attack.in_gram_space(seen), [mounted.target.out_features], draws)[0]
+
+
+def _one_position(trials: Sequence[Trial]) -> bool:
+    return all(len(t.truth) == len(t.chosen) for t in trials)

@@ -1,0 +1,117 @@
+"""An audit as plain data, for JSON and everything that is made of it; the schema is `docs/report.schema.json`."""
+
+from typing import Any
+
+from qbi.auditing.result import AttackOutcome, AuditResult, DefenceOutcome
+from qbi.auditing.survey import Finding
+from qbi.metrics import THRESHOLDS
+
+SCHEMA = "qbi-audit/2"
+
+
+def to_document(result: AuditResult) -> dict[str, Any]:
+    """The result without the samples themselves."""
+    worst = result.worst
+    return {
+        "schema": SCHEMA,
+        "thresholds": [{"key": t.key, "words": t.words} for t in THRESHOLDS],
+        "verdict": {
+            "text": result.verdict,
+            "recall": result.recall,
+            "attack": None if worst is None else worst.attack,
+            "layer": None if worst is None else worst.layer,
+        },
+        "model": {
+            "name": result.model,
+            "parameters": result.parameters,
+            "traced_by": result.traced_by,
+            "note": result.trace_note,
+        },
+        "data": {
+            "name": result.data,
+            "kind": result.kind,
+            "samples": result.samples,
+            "shape": [list(s) for s in result.shape],
+        },
+        "client": {
+            "batch_size": result.client.batch_size,
+            "local_steps": result.client.local_steps,
+            "optimiser": result.client.training.optimiser,
+            "learning_rate": result.client.training.learning_rate,
+            "precision": result.client.precision,
+            "loss": result.loss,
+        },
+        "layers": [_layer(f) for f in result.layers],
+        "path": list(result.path),
+        "attacks": [_attack(a) for a in result.attacks],
+        "untested": [{"attack": u.attack, "layer": u.layer, "reason": u.reason} for u in result.untested],
+        "defences": [_defence(d) for d in result.defences],
+        "prediction": None
+        if result.curve is None
+        else {
+            "attack": result.curve.attack,
+            "batch_sizes": list(result.curve.batch_sizes),
+            "neurons": list(result.curve.neurons),
+            "recall": [list(row) for row in result.curve.recall],
+        },
+        "advice": list(result.advice),
+        "doubts": list(result.doubts),
+        "batches": result.batches,
+        "seed": result.seed,
+        "versions": dict(result.versions),
+        "seconds": round(result.seconds, 3),
+    }
+
+
+def _layer(finding: Finding) -> dict[str, Any]:
+    carrier = finding.carrier
+    return {
+        "name": finding.name,
+        "neurons": finding.target.neurons,
+        "width": finding.target.width,
+        "bias": finding.target.has_bias,
+        "activation": finding.target.activation,
+        "slope_below_zero": finding.target.slope_below,
+        "reach": finding.reach,
+        "reason": finding.reason,
+        "decided_by": finding.decided_by,
+        "values": 0 if carrier is None else carrier.features,
+        "positions": 1 if carrier is None else carrier.tokens,
+        "losses": []
+        if carrier is None
+        else [{"at": s.label, "cause": s.cause.value, "reason": s.reason} for s in carrier.shortfalls],
+    }
+
+
+def _attack(outcome: AttackOutcome) -> dict[str, Any]:
+    return {
+        "attack": outcome.attack,
+        "crafted": outcome.crafted,
+        "layer": outcome.layer,
+        "whole_samples": outcome.whole_samples,
+        "unit": outcome.unit,
+        "measured": dict(outcome.measured),
+        "recovered_from_gradients": {
+            t.key: {"mean": i.mean, "low": _number(i.low), "high": _number(i.high), "batches": i.count}
+            for t, i in outcome.recovered.items()
+        },
+        "predicted": None if outcome.predicted is None else dict(outcome.predicted),
+        "limit": None if outcome.limit is None else dict(outcome.limit),
+        "gain": outcome.gain,
+        "gains": {f"{g:g}": r for g, r in outcome.gains.items()},
+        "recovered_samples": [list(s) for s in outcome.recovered_samples],
+    }
+
+
+def _defence(outcome: DefenceOutcome) -> dict[str, Any]:
+    return {
+        "name": outcome.name,
+        "kind": outcome.kind,
+        "baseline": outcome.is_baseline,
+        "recall": {t.key: share for t, share in outcome.recall.items()},
+    }
+
+
+def _number(value: float) -> float | None:
+    """JSON has no NaN: a single batch has no interval."""
+    return value if value == value else None

@@ -1,0 +1,98 @@
+"""From what a user types to a model: `package.module:callable` or `path/to/file.py:callable`."""
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from qbi.errors import BadValue, first_line
+
+
+def load_callable(name: str, option: str) -> Any:
+    """The named object of a module or of a Python file. It is the user's own code, and it is run."""
+    place, _, attribute = name.rpartition(":")
+    if not place or not attribute:
+        raise BadValue(f"{option}: {name!r} names no callable; write package.module:callable or path.py:callable.")
+    try:
+        module = _from_file(Path(place)) if place.endswith(".py") else _from_package(place)
+    except ModuleNotFoundError as problem:
+        raise BadValue(f"{option}: {place} is not found ({problem}). Is it installed, or in this folder?") from problem
+    except BadValue:
+        raise
+    except Exception as problem:
+        raise BadValue(f"{option}: {place} fails while it is loaded ({_said(problem)}).") from problem
+    found: Any = module
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            raise BadValue(f"{option}: {place} has nothing called {attribute!r}.")
+        found = getattr(found, part)
+    return found
+
+
+def load_model(name: str, arguments: Mapping[str, Any]) -> nn.Module:
+    """A model: the callable's result, or the object itself where it is a model already."""
+    found = load_callable(name, "MODEL")
+    if isinstance(found, nn.Module):
+        return found
+    if not callable(found):
+        raise BadValue(f"MODEL: {name} is a {type(found).__name__}, not a model or something that makes one.")
+    try:
+        made = found(**arguments)
+    except Exception as problem:
+        given = ", ".join(f"{k}={v!r}" for k, v in arguments.items()) or "no arguments"
+        raise BadValue(
+            f"MODEL: {name} fails with {given} ({_said(problem)}). Give arguments with --model-arg k=v."
+        ) from problem
+    if not isinstance(made, nn.Module):
+        raise BadValue(f"MODEL: {name} returns a {type(made).__name__}, not an nn.Module.")
+    return made
+
+
+def parse_arguments(pairs: list[str]) -> dict[str, Any]:
+    """`k=v` with v as a number or a truth value where it reads as one, as text else."""
+    out: dict[str, Any] = {}
+    for pair in pairs:
+        key, sign, value = pair.partition("=")
+        if not sign or not key.isidentifier():
+            raise BadValue(f"--model-arg: {pair!r} is not of the form name=value.")
+        out[key] = _value(value)
+    return out
+
+
+def _value(text: str) -> Any:
+    if text.lower() in ("true", "false", "none"):
+        return {"true": True, "false": False, "none": None}[text.lower()]
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def _from_file(path: Path) -> Any:
+    if not path.is_file():
+        raise BadValue(f"MODEL: {path} does not exist.")
+    name = f"qbi_user_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _from_package(name: str) -> Any:
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    return importlib.import_module(name)
+
+
+def _said(problem: Exception) -> str:
+    return f"{type(problem).__name__}: {first_line(problem)}"

@@ -1,0 +1,95 @@
+"""The strongest attack again, with defences in place; and what would help, with the number that says how much."""
+
+from collections.abc import Sequence
+
+from qbi.auditing.campaign import Attempt, Campaign
+from qbi.auditing.client import Client
+from qbi.auditing.result import AttackOutcome, Curve, DefenceOutcome
+from qbi.auditing.survey import Finding
+from qbi.auditing.trial import Trial, read_answer
+from qbi.defences.registry import NO_DEFENCE, named
+from qbi.metrics import EXACT, RECOGNISABLE, THRESHOLDS
+
+TRIED = (NO_DEFENCE, "auto", "row-noise-3", "aggp", "aggp-no-bias", "drop-sparse", "top-10")
+"""In the order of what they withstand (docs/defences.md)."""
+
+MOST_BATCHES = 3
+
+
+def defended(campaign: Campaign, attempt: Attempt) -> tuple[DefenceOutcome, ...]:
+    """An attack again, on the same batches, with each defence."""
+    mounted = attempt.mounted
+    defences = {key: named(key) for key in TRIED}
+    found: dict[str, list[Trial]] = {key: [] for key in defences}
+    for number in range(min(campaign.batches, MOST_BATCHES)):
+        if mounted.attack.crafts:
+            campaign.write(mounted, number, attempt.outcome.gain)
+        answer = campaign.answer(mounted, number)
+        for key, defence in defences.items():
+            seed = campaign.seed + number
+            found[key].append(
+                read_answer(
+                    mounted, answer, campaign.samples, campaign.client, campaign.loss, defence=defence, seed=seed
+                )
+            )
+    return tuple(
+        DefenceOutcome(
+            defences[key].name,
+            defences[key].kind,
+            {t: sum(trial.recoveries[t].recall for trial in trials) / len(trials) for t in THRESHOLDS},
+            is_baseline=key == NO_DEFENCE,
+        )
+        for key, trials in found.items()
+    )
+
+
+def advise(
+    worst: AttackOutcome | None,
+    defences: Sequence[DefenceOutcome],
+    curve: Curve | None,
+    client: Client,
+    findings: Sequence[Finding],
+) -> tuple[str, ...]:
+    """What would help on this model and data, with the number that says how much."""
+    if worst is None or worst.recall == 0:
+        return ()
+    out = []
+    without = next((d for d in defences if d.is_baseline), None)
+    tried = [d for d in defences if d is not without]
+    if without is not None and tried and without.recall[RECOGNISABLE] > 0:
+        good = [d for d in tried if d.recall[RECOGNISABLE] <= 0.05]
+        best = good[0] if good else min(tried, key=lambda d: d.recall[RECOGNISABLE])
+        out.append(
+            f"Switch on “{best.name}” on the clients: R of the strongest prepared attack falls from "
+            f"{100 * without.recall[EXACT]:.0f} % to {100 * best.recall[EXACT]:.0f} % exact, "
+            f"{100 * best.recall[RECOGNISABLE]:.0f} % recognisable (measured here)."
+        )
+    if curve is not None and worst.attack == curve.attack:
+        out += _other_sizes(worst, curve, client, findings)
+    exposed = [f for f in findings if f.reach == "exact" and f.target.rectified and f.target.has_bias]
+    if exposed:
+        names = ", ".join(f.name for f in exposed)
+        out.append(
+            f"Take the bias out of {names}, or put pooling in front of it: without a bias gradient there is nothing to "
+            "divide by, and pooling leaves only what it keeps."
+        )
+    return tuple(out)
+
+
+def _other_sizes(worst: AttackOutcome, curve: Curve, client: Client, findings: Sequence[Finding]) -> list[str]:
+    out = []
+    neurons = next(f.target.neurons for f in findings if f.name == worst.layer)
+    larger = [b for b in curve.batch_sizes if b >= 4 * client.batch_size]
+    if larger:
+        out.append(
+            f"Train with batches of {larger[0]} instead of {client.batch_size}: R falls from "
+            f"{100 * curve.at(client.batch_size, neurons):.0f} % to {100 * curve.at(larger[0], neurons):.0f} % "
+            "(predicted for this data)."
+        )
+    narrower = [n for n in curve.neurons if n <= neurons / 4]
+    if narrower:
+        out.append(
+            f"Make {worst.layer} narrower, {narrower[-1]} neurons instead of {neurons}: "
+            f"{100 * curve.at(client.batch_size, narrower[-1]):.0f} % (predicted for this data)."
+        )
+    return out

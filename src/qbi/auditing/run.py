@@ -1,0 +1,225 @@
+"""The audit: look into the model, attack it on the user's data, doubt the result, and say what would help."""
+
+import copy
+import platform
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+import qbi
+from qbi.attacks import Attack
+from qbi.attacks.registry import BY_DEFAULT, select
+from qbi.auditing.campaign import Attempt, Campaign
+from qbi.auditing.client import Client
+from qbi.auditing.doubts import find_doubts
+from qbi.auditing.forecast import forecast
+from qbi.auditing.gallery import make_gallery
+from qbi.auditing.losses import check_value, choose_loss
+from qbi.auditing.remedies import advise, defended
+from qbi.auditing.result import AuditResult, Gallery, Untested
+from qbi.auditing.samples import Samples, image_samples, tensor_samples, text_samples
+from qbi.auditing.survey import Finding, probe_of, survey
+from qbi.errors import BadValue, DataError
+from qbi.federation.client import Loss, run_model
+from qbi.records import ImageData, TextData
+from qbi.routing.graph import Traced
+from qbi.routing.path import find_path
+
+Data = Samples | ImageData | TextData | Tensor | tuple[Tensor, ...]
+Progress = Callable[[str], None]
+
+
+def audit(
+    model: nn.Module,
+    data: Data,
+    *,
+    attacks: Sequence[str] = BY_DEFAULT,
+    layers: str = "most exposed",
+    client: Client | None = None,
+    loss: str | Loss = "auto",
+    batches: int = 3,
+    auxiliary: Data | None = None,
+    defences: bool = True,
+    settings: Mapping[str, float] | None = None,
+    name: str | None = None,
+    seed: int = 0,
+    device: str = "cpu",
+    progress: Progress | None = None,
+) -> AuditResult:
+    """Attack a copy of a model on data of one's own, and say what a server would read.
+
+    Args:
+        model: what clients train; it is not changed.
+        data: images or texts of this package, tensors (x, y), or prepared `Samples`.
+        attacks: keys of the registry, or "all".
+        layers: "most exposed", "all", or one layer's name.
+        client: batch size, local steps, precision.
+        loss: "auto", a name, or a function of outputs and targets.
+        batches: how many batches to try, each with fresh rows.
+        auxiliary: samples of the domain for attacks that tune their rows; without it, samples of `data` that are in no batch.
+        defences: whether to try defences on the strongest attack.
+        settings: wishes for single attacks, such as `{"trap_scale": 0.97}`.
+        name: what the report calls the model.
+        seed: same seed, same result.
+        device: where to compute.
+        progress: told what is being done.
+
+    Returns:
+        What was read, through which layer, with which doubts, and what would help.
+
+    >>> import torch
+    >>> model = nn.Sequential(nn.Linear(20, 50), nn.ReLU(), nn.Linear(50, 3))
+    >>> data = torch.randn(100, 20), torch.arange(100) % 3
+    >>> result = audit(model, data, client=Client(batch_size=4), defences=False)
+    >>> result.recall > 0.5
+    True
+    """
+    started = time.perf_counter()
+    client = client or Client()
+    wanted = select(attacks, "audit")
+    if batches < 1:
+        raise BadValue(f"audit: {batches} batches; at least one is needed.")
+    samples = as_samples(data)
+    _check_data(samples, client)
+    say = progress or (lambda _what: None)
+    sent = copy.deepcopy(model).to(device).train()
+    _check_parameters(sent)
+    probe = probe_of(tuple(part.to(device) for part in samples.inputs))
+    say("looking into the model")
+    traced, findings = survey(sent, probe)
+    value, samples, loss_name = _prepared_loss(sent, samples, probe, loss, device)
+    helper = as_samples(auxiliary) if auxiliary is not None else None
+    campaign = Campaign(sent, samples, client, value, batches, seed, device, helper, settings or {})
+    attempts, untested = _attempts(campaign, wanted, findings, _chosen(findings, layers), say)
+    crafted = [a for a in attempts if a.outcome.crafted]
+    strongest = max(crafted, key=lambda a: a.outcome.recall, default=None)
+    outcomes = tuple(a.outcome for a in attempts)
+    worst = max(outcomes, key=lambda o: o.recall, default=None)
+    say("predicting other settings")
+    curve = None if strongest is None else forecast(campaign, strongest)
+    say("trying defences")
+    after = defended(campaign, strongest) if strongest is not None and defences and not client.local_steps else ()
+    trials = [trial for a in crafted for trial in a.trials]
+    result = AuditResult(
+        model=name or type(model).__name__,
+        parameters=sum(p.numel() for p in model.parameters()),
+        traced_by=traced.how,
+        trace_note=traced.note,
+        data=samples.name,
+        kind=samples.kind,
+        samples=len(samples),
+        shape=tuple(tuple(part.shape[1:]) for part in samples.inputs),
+        client=client,
+        loss=loss_name,
+        batches=batches,
+        layers=tuple(findings),
+        path=() if strongest is None else _path(traced, strongest.outcome.layer),
+        attacks=outcomes,
+        untested=tuple(untested),
+        defences=after,
+        curve=curve,
+        advice=advise(worst, after, curve, client, findings),
+        doubts=find_doubts(findings, outcomes, untested, trials, traced, samples, client, batches),
+        gallery=Gallery() if strongest is None else make_gallery(strongest.trials[0], strongest.mounted, samples),
+        seed=seed,
+        versions={"qbi": qbi.__version__, "torch": torch.__version__, "python": platform.python_version()},
+        seconds=time.perf_counter() - started,
+    )
+    say("done")
+    return result
+
+
+def _attempts(
+    campaign: Campaign,
+    attacks: Sequence[type[Attack]],
+    findings: Sequence[Finding],
+    chosen: Sequence[Finding],
+    say: Progress,
+) -> tuple[list[Attempt], list[Untested]]:
+    """Every attack: those that craft nothing on all layers, the others on the chosen ones."""
+    attempts: list[Attempt] = []
+    untested: list[Untested] = []
+    for attack in (a for a in attacks if not a.crafts):
+        say(attack.name)
+        attempts += campaign.on_the_model_as_it_is(attack, findings)
+    for finding in chosen:
+        for attack in (a for a in attacks if a.crafts):
+            say(f"{attack.name} on {finding.name}")
+            found = campaign.crafted(attack, finding)
+            if isinstance(found, Untested):
+                untested.append(found)
+            else:
+                attempts.append(found)
+    return attempts, untested
+
+
+def as_samples(data: Data) -> Samples:
+    """Whatever a user has, as samples."""
+    if isinstance(data, Samples):
+        return data
+    if isinstance(data, ImageData):
+        return image_samples(data)
+    if isinstance(data, TextData):
+        return text_samples(data)
+    if isinstance(data, Tensor):
+        return tensor_samples(data)
+    if len(data) == 2:
+        return tensor_samples(data[0], data[1])
+    return tensor_samples(data[:-1], data[-1])
+
+
+def _check_data(samples: Samples, client: Client) -> None:
+    for part in samples.inputs:
+        if part.is_floating_point() and not bool(torch.isfinite(part).all()):
+            raise DataError(f"{samples.name}: it has NaN or infinite values; clean the data first.")
+    if len(samples) < client.samples:
+        raise DataError(f"data: a batch of {client.samples} is larger than the data; there are {len(samples)} samples.")
+
+
+def _check_parameters(model: nn.Module) -> None:
+    for name, parameter in model.named_parameters():
+        if parameter.is_floating_point() and not bool(torch.isfinite(parameter).all()):
+            raise BadValue(f"model: {name} has NaN or infinite values; load sound weights first.")
+    if not any(True for _ in model.parameters()):
+        raise BadValue("model: it has no parameters; there is nothing to train and nothing to read.")
+
+
+def _prepared_loss(
+    model: nn.Module, samples: Samples, probe: tuple[Tensor, ...], wanted: str | Loss, device: str
+) -> tuple[Loss, Samples, str]:
+    state = {n: b.clone() for n, b in model.named_buffers()}
+    with torch.no_grad():
+        output = run_model(model, probe)
+        for n, b in model.named_buffers():
+            b.copy_(state[n])
+    value, targets, name = choose_loss(wanted, _like(output, len(samples)), samples.inputs[0], samples.targets)
+    check_value(value, output, targets[: len(output)].to(device))
+    return value, replace(samples, targets=targets), name
+
+
+def _like(output: Tensor, count: int) -> Tensor:
+    """An output of the whole data's shape, without its values."""
+    return output.new_empty(1).expand(count, *output.shape[1:]) if output.dim() else output
+
+
+def _chosen(findings: Sequence[Finding], wanted: str) -> list[Finding]:
+    able = sorted((f for f in findings if f.attackable), key=lambda f: f.rank, reverse=True)
+    if wanted == "all":
+        return [f for f in able if f.target.slope_below != 1]
+    if wanted == "most exposed":
+        return able[:1]
+    named = [f for f in findings if f.name == wanted]
+    if not named:
+        known = ", ".join(f.name for f in findings) or "none"
+        raise BadValue(f"--layers: the model has no linear layer {wanted!r}; it has {known}.")
+    if not named[0].attackable:
+        raise BadValue(f"--layers: {wanted} cannot be attacked: {named[0].reason}")
+    return named
+
+
+def _path(traced: Traced, layer: str) -> tuple[str, ...]:
+    nodes = traced.nodes_of(layer)
+    return tuple(traced.label(node) for node in find_path(traced, nodes[0])[1:]) if nodes else ()

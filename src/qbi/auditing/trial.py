@@ -1,0 +1,142 @@
+"""One answer of the client, a real step on a real batch, and what a server reads of it."""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from qbi.attacks import Mounted, Reading
+from qbi.auditing.client import Client, Precision
+from qbi.auditing.samples import Samples
+from qbi.carrier import Normalised, flat
+from qbi.defences import Defence
+from qbi.errors import DataError
+from qbi.exposure import Observation, leakage, observe
+from qbi.federation.client import Loss
+from qbi.federation.exposed import ClientStep, exposed_step
+from qbi.federation.local import local_update
+from qbi.metrics import THRESHOLDS, Recoveries, match
+from qbi.randomness import generator
+from qbi.records import Leakage, Update
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One answer of the client: who fired, who was read, and what it looked like."""
+
+    measured: Leakage
+    recoveries: Recoveries
+    truth: Tensor
+    read: Tensor
+    """For each sample (or position) what was read of it at the strictest threshold that has something; zeros else."""
+    arrived: Tensor
+    chosen: Tensor
+    in_sample_space: bool
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One answer of the client before anything is done to it, and what only the client knows of it."""
+
+    chosen: Tensor
+    inputs: tuple[Tensor, ...]
+    step: ClientStep
+    seen: Observation
+
+
+def chosen_batch(samples: Samples, client: Client, seed: int, number: int) -> Tensor:
+    """Which samples the client trains on in one trial."""
+    chosen = torch.randperm(len(samples), generator=generator(seed, "batch", number))[: client.samples]
+    if len(chosen) < client.samples:
+        raise DataError(f"data: a batch of {client.samples} is larger than the data; there are {len(samples)} samples.")
+    return chosen
+
+
+def take_answer(
+    model: nn.Module,
+    layer: str,
+    samples: Samples,
+    client: Client,
+    loss: Loss,
+    *,
+    seed: int,
+    number: int,
+    device: str = "cpu",
+) -> Answer:
+    """The client's answer on a random batch, and what one layer saw of it."""
+    chosen = chosen_batch(samples, client, seed, number)
+    inputs, targets = samples.batch(chosen, device)
+    if client.local_steps:
+        size = client.batch_size
+        batches = [
+            (tuple(part[start : start + size] for part in inputs), targets[start : start + size])
+            for start in range(0, client.samples, size)
+        ]
+        update = local_update(model, batches, client.training, loss=loss, seed=seed + number)
+        return Answer(chosen, inputs, ClientStep(update, ()), observe(model, layer, inputs, seed=seed + number))
+    step = exposed_step(model, inputs, targets, layers=[layer], loss=loss, seed=seed + number)
+    exposure = step.exposures[0]
+    assert exposure.above is not None
+    return Answer(chosen, inputs, step, Observation(exposure.inputs, exposure.above))
+
+
+def read_answer(
+    mounted: Mounted,
+    answer: Answer,
+    samples: Samples,
+    client: Client,
+    loss: Loss,
+    *,
+    defence: Defence | None = None,
+    seed: int = 0,
+) -> Trial:
+    """What a server reads of an answer, with a defence of the client's if there is one."""
+    step = answer.step if defence is None else defence.apply(answer.step, generator(seed, "defence", defence.name))
+    update = _rounded(step.update, client.precision)
+    truth, read, exact = _read(mounted, update, answer, samples, Reading(loss=loss, seed=seed))
+    recoveries = match(read, truth, data_range=samples.data_range if exact else _range(truth))
+    shown = torch.zeros_like(truth)
+    for threshold in reversed(THRESHOLDS):
+        recovery = recoveries[threshold]
+        shown[recovery.recovered] = read[recovery.candidate[recovery.recovered]].to(shown)
+    arrived = mounted.carrier.arrived(answer.seen.features).cpu()
+    return Trial(leakage(answer.seen.fired.cpu()), recoveries, truth, shown, arrived, answer.chosen, exact)
+
+
+def _rounded(update: Update, precision: Precision) -> Update:
+    if precision == "float32":
+        return update
+    kind = {"bfloat16": torch.bfloat16, "float16": torch.float16}[precision]
+    return replace(update, gradients={n: g.to(kind).to(g.dtype) for n, g in update.gradients.items()})
+
+
+def _read(
+    mounted: Mounted, update: Update, answer: Answer, samples: Samples, how: Reading
+) -> tuple[Tensor, Tensor, bool]:
+    """Truth and candidates in one space: the client's own data where the way there is known, the layer's input else."""
+    carrier = mounted.carrier
+    approximate = any(
+        isinstance(step, Normalised) and isinstance(mounted.model.get_submodule(step.layer), nn.LayerNorm)
+        for step in carrier.steps
+    )
+    if carrier.places is None or approximate:
+        rows = mounted.read_at_layer(update, how).samples
+        known = carrier.standing
+        found = (rows - known.offset.to(rows)) / known.scale.to(rows)
+        return carrier.arrived(answer.seen.features).cpu(), found.cpu(), False
+    source = answer.inputs[carrier.source]
+    if carrier.embedding is not None:
+        with torch.no_grad():
+            source = mounted.model.get_submodule(carrier.embedding)(source)
+    whole = flat(source.float())
+    places = carrier.places.to(whole.device)
+    truth = whole[:, places].reshape(-1, places.shape[-1])
+    found = mounted.read(update, how).samples
+    # Judged in pixels only where every pixel came along.
+    if carrier.tokens == 1 and carrier.features == whole.shape[1] and carrier.embedding is None:
+        return samples.pixels(truth).cpu(), samples.pixels(found).cpu(), True
+    return truth.cpu(), found.cpu(), False
+
+
+def _range(truth: Tensor) -> float:
+    return float(truth.max() - truth.min()) or 1.0

@@ -1,0 +1,49 @@
+"""The options of `qbi audit`, as a table."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+Model = Annotated[
+    str | None,
+    typer.Argument(help="package.module:callable or path.py:callable; the paper's own model if left out."),
+]
+Data = Annotated[
+    str,
+    typer.Option(
+        help="'photos' or 'text' (built in), a folder or archive of images, CIFAR-10, hf:NAME, a .csv of texts, "
+        "or arrays x and y in .npz, .safetensors or .pt."
+    ),
+]
+ModelArg = Annotated[list[str] | None, typer.Option(help="name=value for the callable; may be repeated.")]
+Attack = Annotated[
+    str, typer.Option(help="What the server does, comma-separated, or all; `qbi audit --list-attacks` names them.")
+]
+ListAttacks = Annotated[bool, typer.Option("--list-attacks", help="Name the attacks and stop.")]
+Layers = Annotated[str, typer.Option(help="'most exposed', 'all', or a layer's name.")]
+BatchSize = Annotated[int, typer.Option(min=2, help="Samples in the client's batch, B.")]
+Batches = Annotated[int, typer.Option(min=1, help="Batches to try, each with fresh rows.")]
+Loss = Annotated[str, typer.Option(help="auto, cross-entropy, bce, mse, or module:function.")]
+LocalSteps = Annotated[
+    int, typer.Option(min=0, help="Local steps before the client answers with its weights; 0: it sends a gradient.")
+]
+Optimiser = Annotated[Literal["sgd", "momentum", "adam"], typer.Option(help="Of the local steps.")]
+LearningRate = Annotated[float, typer.Option(help="Of the local steps.")]
+Precision = Annotated[Literal["float32", "bfloat16", "float16"], typer.Option(help="Of what the client sends.")]
+Aux = Annotated[str | None, typer.Option(help="Auxiliary data for attacks that tune their rows, as --data.")]
+Neurons = Annotated[int, typer.Option(min=1, help="Neurons of the paper's model, N; not with MODEL.")]
+Norm = Annotated[
+    Literal["none", "batch", "layer"], typer.Option(help="Normalisation in the paper's model; not with MODEL.")
+]
+Size = Annotated[int, typer.Option(min=4, help="Side of the images in pixels.")]
+TrapScale = Annotated[
+    float | None, typer.Option(help="Scale of trap weights, below 1; chosen on auxiliary data if left out.")
+]
+Defences = Annotated[bool, typer.Option(help="Try defences on the strongest attack.")]
+FailAbove = Annotated[float | None, typer.Option(min=0, max=1, help="Exit with 1 when R exceeds this.")]
+NoSamples = Annotated[bool, typer.Option("--no-samples", help="Leave the data out of everything written.")]
+Sarif = Annotated[bool, typer.Option("--sarif", help="Also write audit.sarif for code scanning.")]
+Junit = Annotated[bool, typer.Option("--junit", help="Also write audit.xml for a pipeline's test view.")]
+Out = Annotated[Path, typer.Option(help="Folder for the report, the picture and the JSON.")]
+SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Skip unreadable images instead of stopping.")]

@@ -1,0 +1,51 @@
+"""Read the parameters of a checkpoint without running anything in it."""
+
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from qbi.errors import DataError, first_line
+
+
+def load_parameters(path: Path) -> dict[str, Tensor]:
+    """Tensors by name, from safetensors, .npz, or a .pt file of tensors only; pickled code is refused."""
+    if path.is_dir():
+        raise DataError(f"{path}: a folder, not a checkpoint. Give a .safetensors, .npz or .pt file.")
+    if not path.is_file():
+        raise DataError(f"{path}: no such file. Give a .safetensors, .npz or .pt checkpoint.")
+    try:
+        if path.suffix == ".safetensors":
+            loaded: object = load_file(path)
+        elif path.suffix == ".npz":
+            with np.load(path, allow_pickle=False) as arrays:
+                loaded = {name: torch.from_numpy(arrays[name]) for name in arrays.files}
+        else:
+            loaded = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as problem:
+        raise DataError(
+            f"{path}: it holds more than tensors, and is not opened. Save a state_dict, or use safetensors."
+        ) from problem
+    except Exception as problem:
+        # A damaged or hostile file can make a reader fail in any way; whatever it raised, the file is what is wrong.
+        raise DataError(f"{path}: not a readable checkpoint ({first_line(problem)}).") from problem
+    tensors = dict(_tensors(loaded, ""))
+    if not tensors:
+        raise DataError(f"{path}: no named tensors in it, so there is nothing to inspect. Save a state_dict.")
+    return tensors
+
+
+def _tensors(loaded: object, prefix: str) -> Iterator[tuple[str, Tensor]]:
+    """Tensors of a dictionary and of dictionaries inside it, however a training script nested them."""
+    if not isinstance(loaded, dict):
+        return
+    for name, value in loaded.items():
+        path = f"{prefix}.{name}" if prefix else str(name)
+        if isinstance(value, Tensor):
+            yield path, value
+        else:
+            yield from _tensors(value, path)

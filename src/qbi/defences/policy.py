@@ -1,0 +1,85 @@
+"""One decision for every guard and every framework: what was exposed goes in, what leaves comes out.
+
+The policies are the defences themselves, and what to do with a step that gives samples away.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+from qbi.defences.aggp import AGGP
+from qbi.defences.base import Defence, chain
+from qbi.defences.rules import DropSparse, HideReadable, NoisyRows, Pruning
+from qbi.errors import BadValue
+from qbi.exposure import Leak
+from qbi.federation.exposed import ClientStep
+from qbi.randomness import Draws
+
+PolicyName = Literal["report", "auto", "noise", "aggp", "drop", "skip", "refuse"]
+POLICIES: tuple[PolicyName, ...] = ("report", "auto", "noise", "aggp", "drop", "skip", "refuse")
+
+NOISE = 3.0
+"""Noise of the policies `noise` and `auto`, in units of a row's size: see `docs/defences.md`."""
+
+Act = Literal["send", "clear", "refuse"]
+
+
+@dataclass(frozen=True)
+class Policy:
+    """A defence for every step, and what becomes of a step in which somebody is readable."""
+
+    name: PolicyName
+    defence: Defence
+    if_readable: Act = "send"
+
+
+def policy_named(name: str, place: str, *, settings: AGGP | None = None, fewest: int = 16) -> Policy:
+    """A policy by its name; `fewest` is the smallest number of samples in a row that `drop` lets pass."""
+    defences: dict[PolicyName, Defence] = {
+        "report": chain(),
+        "auto": HideReadable(NOISE),
+        "noise": NoisyRows(NOISE),
+        "aggp": Pruning(settings or AGGP()),
+        "drop": DropSparse(fewest - 1),
+        "skip": chain(),
+        "refuse": chain(),
+    }
+    acts: dict[PolicyName, Act] = {"skip": "clear", "refuse": "refuse"}
+    for known, defence in defences.items():
+        if known == name:
+            return Policy(known, defence, acts.get(known, "send"))
+    raise BadValue(f"{place}: no policy is called {name!r}; there are {', '.join(POLICIES)}.")
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What a step would have given away, what was changed, and what is to be done."""
+
+    leaks: tuple[Leak, ...]
+    readable: tuple[int, ...]
+    """Samples readable in each layer, from a row or a difference of two."""
+    by_differences: int
+    gradients: dict[str, Tensor]
+    rows_changed: int
+    act: Act
+
+
+def decide(policy: Policy, step: ClientStep, draws: Draws) -> Decision:
+    """Count what a step exposes, and protect it as the policy says."""
+    readable = tuple(int(e.readable.sum()) for e in step.exposures)
+    after = policy.defence.apply(step, draws).update.gradients
+    before = step.update.gradients
+    changed = 0
+    for exposure in step.exposures:
+        name = f"{exposure.layer}.weight"
+        if after[name] is not before[name]:
+            changed += int((after[name] != before[name]).any(1).sum())
+    return Decision(
+        leaks=tuple(e.leak for e in step.exposures),
+        readable=readable,
+        by_differences=max((int(e.by_differences.sum()) for e in step.exposures), default=0),
+        gradients=dict(after),
+        rows_changed=changed,
+        act=policy.if_readable if any(readable) else "send",
+    )

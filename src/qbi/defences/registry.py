@@ -1,0 +1,46 @@
+"""Every defence by its key, with the settings at which it is compared."""
+
+import importlib.util
+from collections.abc import Mapping
+
+from qbi.defences.base import Defence, StepDefence, chain
+from qbi.defences.private import DPSGD
+from qbi.defences.rules import DropClose, DropDominated, DropSparse, HideReadable, Noise, NoisyRows, Pruning, Sparsify
+from qbi.errors import BadValue
+
+NO_DEFENCE = "none"
+
+ON_UPDATES: Mapping[str, Defence] = {
+    NO_DEFENCE: chain(),
+    "aggp": Pruning(),
+    "aggp-no-bias": Pruning(bias="drop"),
+    "drop-sparse": DropSparse(15),
+    "drop-dominated": DropDominated(0.2),
+    "drop-close": DropClose(16),
+    "auto": HideReadable(3.0),
+    "row-noise-1": NoisyRows(1.0),
+    "row-noise-3": NoisyRows(3.0),
+    "aggp-row-noise": chain(Pruning(), NoisyRows(1.0)),
+    "top-10": Sparsify(0.1),
+    "noise-0.1": Noise(0.1),
+    "noise-1": Noise(1.0),
+}
+"""Those that change an update."""
+
+DEFENCES: dict[str, Defence | StepDefence] = {**ON_UPDATES, "dp-sgd": DPSGD(clip=1.0, noise=1.0)}
+"""All of them. One of one's own is added with `DEFENCES[key] = my_defence`."""
+
+
+def named(key: str) -> Defence:
+    """A defence that changes an update, by its key."""
+    return ON_UPDATES[key]
+
+
+def select(keys: list[str], place: str) -> list[str]:
+    """Keys as they are; `all` stands for every defence whose extra is installed."""
+    if "all" in keys:
+        return [k for k, d in DEFENCES.items() if not isinstance(d, DPSGD) or importlib.util.find_spec("opacus")]
+    unknown = [key for key in keys if key not in DEFENCES]
+    if unknown:
+        raise BadValue(f"{place}: no defence is called {unknown[0]!r}; there are {', '.join(DEFENCES)}.")
+    return keys

@@ -1,0 +1,1 @@
+"""The paper's evaluation, item by item: independent cells, seeded by name, stored as they come."""

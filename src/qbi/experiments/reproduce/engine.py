@@ -1,0 +1,87 @@
+"""Work through cells on one core, several, or a Ray cluster: the same results to the bit."""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing import get_context
+from typing import Any
+
+from qbi.errors import MissingExtra
+from qbi.experiments.reproduce.cells import Cell, Result
+from qbi.experiments.reproduce.items import compute
+from qbi.experiments.reproduce.store import Store
+from qbi.experiments.reproduce.workplace import Workplace
+
+Computed = tuple[Cell, Result, float]
+RETRIES = 3
+"""How often a cell of a lost Ray worker is tried again."""
+
+
+def run_cells(
+    cells: Sequence[Cell],
+    place: Workplace,
+    store: Store,
+    *,
+    jobs: int = 1,
+    ray_address: str | None = None,
+    use_ray: bool = False,
+    progress: Callable[[Cell], None] | None = None,
+) -> None:
+    """Compute what is missing and store each result as it comes; what is stored is never computed again."""
+    missing = store.missing(cells)
+    if not missing:
+        return
+    if use_ray:
+        outcomes = _on_ray(missing, place, ray_address)
+    elif jobs == 1:
+        outcomes = ((cell, *compute(cell, place)) for cell in missing)
+    else:
+        outcomes = _on_processes(missing, place, jobs)
+    for cell, result, seconds in outcomes:
+        store.put(cell, result, seconds)
+        if progress is not None:
+            progress(cell)
+
+
+def _on_processes(cells: Sequence[Cell], place: Workplace, jobs: int) -> Iterator[Computed]:
+    context = get_context("spawn")
+    with ProcessPoolExecutor(jobs, mp_context=context, initializer=_end_with_parent, initargs=(os.getpid(),)) as pool:
+        futures = {pool.submit(compute, cell, place): cell for cell in cells}
+        try:
+            for future in as_completed(futures):
+                yield futures[future], *future.result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _end_with_parent(parent: int) -> None:
+    """A killed parent cannot tell its workers; they look for themselves."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def _on_ray(cells: Sequence[Cell], place: Workplace, address: str | None) -> Iterator[Computed]:
+    try:
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        import ray
+    except ImportError as problem:
+        raise MissingExtra("ray", "ray") from problem
+    started = not ray.is_initialized()
+    if started:
+        ray.init(address=address, log_to_driver=False, include_dashboard=False)
+    remote: Any = ray.remote(max_retries=RETRIES, num_cpus=1)(compute)
+    try:
+        waiting = {remote.remote(cell, place): cell for cell in cells}
+        while waiting:
+            (done,), _ = ray.wait(list(waiting), num_returns=1)
+            yield waiting.pop(done), *ray.get(done)
+    finally:
+        if started:
+            ray.shutdown()

@@ -1,0 +1,175 @@
+"""The public names, the README's snippets, and an attack that comes from outside the package."""
+
+import doctest
+import importlib
+import pkgutil
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import qbi
+from qbi.attacks import ATTACKS, Attack
+from qbi.auditing import Client, audit
+from qbi.data.photos import synthetic_photos
+from qbi.detection.parameters import BOUNDS
+from qbi.experiments.calibrate import crafted_models
+from qbi.experiments.compare import Setting, judge
+from qbi.metrics import FAITHFUL, THRESHOLDS
+from qbi.records import Candidates, CraftedRows
+
+ROOT = Path(__file__).parents[1]
+SOURCES = sorted((ROOT / "src/qbi").rglob("*.py"))
+
+
+class Beacon(Attack):
+    """A toy: rows with one weight; its reader gives back one fixed sample, so that nobody else's reader can pass for it."""
+
+    key, name, deed = "beacon", "beacon", "lights a beacon"
+
+    def rows(self, neurons, features, generator):
+        weight = torch.zeros(neurons, features, device=generator.device)
+        weight[:, 0] = 1
+        return CraftedRows(weight, torch.zeros(neurons))
+
+    def read(self, sent, update, how):
+        assert sent.attack is self
+        samples = torch.full((1, sent.carrier.features), 7.0)
+        return Candidates(samples, torch.zeros(1, dtype=torch.long), torch.ones(1, dtype=torch.long))
+
+
+@pytest.fixture
+def beacon(monkeypatch):
+    monkeypatch.setitem(ATTACKS, Beacon.key, Beacon)
+    return Beacon.key
+
+
+def test_an_attack_from_outside_is_audited_compared_and_calibrated(beacon):
+    x = torch.randn(80, 30)
+    x[:40] = 7.0  # half of the samples are what its reader says
+    model = nn.Sequential(nn.Linear(30, 20), nn.ReLU(), nn.Linear(20, 3))
+    result = audit(model, (x, torch.arange(80) % 3), attacks=[beacon], client=Client(10), defences=False)
+    (outcome,) = result.attacks
+    assert outcome.attack == "beacon"
+    assert outcome.recall == pytest.approx(0.1)  # one candidate counts for one sample, in batches that hold one of them
+    assert "a server that lights a beacon" in result.verdict
+    photos = synthetic_photos(160, 8, seed=0)
+    judged = judge(photos, beacon, "none", 10, Setting(neurons=20, batches=1))
+    assert judged.attack == beacon
+    assert judged.recall[FAITHFUL] == 0
+    found = list(
+        crafted_models(
+            photos,
+            nn.Sequential(nn.Flatten(), *nn.Sequential(nn.Linear(192, 128), nn.ReLU(), nn.Linear(128, 10))),
+            "MLP",
+            0,
+        )
+    )
+    mine = [m for m in found if m.family == "beacon"]
+    assert mine
+    assert all(m.suspicion.keys() == BOUNDS.keys() for m in mine)
+
+
+def test_every_attack_of_the_registry_gives_a_row(qbi_here, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, said = qbi_here("audit", "--attack", "all", "--batches", 1, "--no-defences")
+    assert code == 0, said
+    for attack in ATTACKS.values():
+        assert f"{attack.name}, fc1" in said
+    code, said = qbi_here("audit", "--list-attacks")
+    assert code == 0
+    assert all(key in said for key in ATTACKS)
+
+
+def test_no_module_branches_on_an_attack_or_a_threshold():
+    """Keys stand with their attacks, thresholds with theirs; everybody else asks the object."""
+    keys = [re.escape(a.key) for a in ATTACKS.values()] + [re.escape(a.name) for a in ATTACKS.values()]
+    levels = [re.escape(t.key) for t in THRESHOLDS]
+    named = "|".join([*keys, *levels])
+    branch = re.compile(rf"""(==|!=|\bin\b|\[|get\(|isinstance\().*['"]({named})['"]""")
+    wrong = []
+    for path in SOURCES:
+        room = path.relative_to(ROOT / "src/qbi").parts[0]
+        if room in ("attacks", "metrics"):
+            continue
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            if branch.search(line) and not line.lstrip().startswith(("#", '"')):
+                wrong.append(f"{path.name}:{number}: {line.strip()}")
+    # The names of this package, and of a figure's random numbers, are no attack's.
+    allowed = ('"qbi": __version__', '["qbi"]', '"qbi": qbi', '"passive", BATCH', 'name="qbi"')
+    assert [w for w in wrong if not any(a in w for a in allowed)] == []
+
+
+def test_the_front_door_is_whole_and_light():
+    assert sorted(qbi.__all__, key=str) == sorted(set(qbi.__all__), key=str)
+    for name in qbi.__all__:
+        found = getattr(qbi, name)
+        assert found is not None
+        if callable(found) and not isinstance(found, dict):
+            assert found.__doc__, name
+    with pytest.raises(AttributeError, match="nonsense"):
+        _ = qbi.nonsense
+    code = "import sys, qbi, qbi.cli.app; assert 'torch' not in sys.modules, 'torch'; assert 'scipy' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    done = subprocess.run([sys.executable, "-m", "qbi", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == qbi.__version__
+
+
+def test_public_examples_run():
+    """Every public function and class has an example, and the examples are true."""
+    with_examples = [
+        n for n in qbi.__all__ if callable(getattr(qbi, n)) and n not in ("Attack", "AuditResult", "Mounted")
+    ]
+    for name in with_examples:
+        found = getattr(qbi, name)
+        if isinstance(found, type) and issubclass(found, Exception):
+            continue
+        assert ">>>" in (found.__doc__ or "") or name in ("Knowledge", "Reading"), name
+    failed = attempted = 0
+    for info in pkgutil.walk_packages(qbi.__path__, "qbi."):
+        if "integrations" in info.name or info.name == "qbi.__main__":
+            continue
+        module = importlib.import_module(info.name)
+        torch.manual_seed(0)
+        result = doctest.testmod(
+            module, extraglobs={"torch": torch, "nn": nn}, optionflags=doctest.NORMALIZE_WHITESPACE
+        )
+        failed, attempted = failed + result.failed, attempted + result.attempted
+    assert failed == 0
+    assert attempted > 40
+
+
+def snippets():
+    return re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+
+
+SETUP = """
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(40, 60), nn.ReLU(), nn.Linear(60, 4))
+x, y = torch.randn(120, 40), torch.randint(4, (120,))
+criterion = nn.CrossEntropyLoss()
+optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
+"""
+
+
+def test_the_readmes_snippets_are_typed_and_run(tmp_path):
+    assert len(snippets()) >= 3
+    script = tmp_path / "readme.py"
+    script.write_text(SETUP + "\n".join(snippets()))
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", "--strict", "--no-incremental", "--follow-imports=silent", script],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert done.returncode == 0, done.stderr
