@@ -29,12 +29,19 @@ class Update:
 class Candidates:
     """Samples read out of an update, best first, each with the row it came from.
 
-    `support` is the number of rows that gave the same sample. The order is made without knowing the truth.
+    `support` is the number of rows that gave the same sample. The order is made without knowing the truth; for readers that
+    work in steps it is the order in which samples were found.
     """
 
     samples: Float[Tensor, "k m"]
     rows: Int[Tensor, " k"]
     support: Int[Tensor, " k"]
+    certified: Bool[Tensor, " k"] | None = None
+    """Which of them the sent model proves: run through it, each explains its own part of the update. None: not asked."""
+    labels: Int[Tensor, " k"] | None = None
+    """The label that explains each; −1 where none does."""
+    error: Float[Tensor, " k"] | None = None
+    """How far each value may be off, by the rounding of the update (root mean square); infinite where that is not known."""
 
 
 @dataclass(frozen=True)

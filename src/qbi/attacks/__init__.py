@@ -1,6 +1,7 @@
 """The server's side: each attack in a file of its own, the registry of all, and the way to mount one on a model."""
 
 from qbi.attacks.base import Attack, Carried, Domain, InGramSpace, Knowledge, Mounted, Reading, SampleSource
+from qbi.attacks.cascade import Cascade
 from qbi.attacks.imprint import Imprint
 from qbi.attacks.mirrored import Mirrored
 from qbi.attacks.mounting import carry, mount
@@ -16,6 +17,7 @@ __all__ = [
     "QBI",
     "Attack",
     "Carried",
+    "Cascade",
     "Domain",
     "Imprint",
     "InGramSpace",

@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import ClassVar, Literal, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Float64
@@ -96,6 +96,8 @@ class Reading:
 
     rounding: float | None = None
     loss: Loss = default_loss
+    targets: Literal["classes", "numbers"] = "classes"
+    """What the client's targets are: classes are tried one by one, numbers are solved for."""
     seed: int = 0
 
 

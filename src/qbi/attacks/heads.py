@@ -22,3 +22,15 @@ def equalise_head(carried: Carried) -> None:
     layer = next_linear(carried)
     with torch.no_grad():
         layer.weight.copy_(layer.weight[:, :1].clone().expand_as(layer.weight))
+
+
+def wake_head(carried: Carried) -> None:
+    """Where the layer behind has nothing but zeros, no row gets a gradient: give it small random weights, in place."""
+    try:
+        layer = next_linear(carried)
+    except CannotMount:
+        return
+    if not bool(layer.weight.any()):
+        draws = torch.Generator().manual_seed(0)
+        with torch.no_grad():
+            layer.weight.copy_(torch.randn(layer.weight.shape, generator=draws) / layer.in_features**0.5)

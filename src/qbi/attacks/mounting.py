@@ -11,7 +11,7 @@ from qbi.carrier import Carrier, Cause
 from qbi.errors import BadValue, CannotMount
 from qbi.routing.carry import DEFAULT_SHIFT, carry_to
 from qbi.routing.graph import Inputs, Traced, as_inputs, trace
-from qbi.routing.targets import Target, targets
+from qbi.routing.targets import Target, arriving_shape, targets
 
 SHIFTS = (DEFAULT_SHIFT, 32.0)
 """Tried in turn: the second one where values lie below the first."""
@@ -98,7 +98,8 @@ def as_it_is(model: nn.Module, layer: str, sample: Inputs, attack: Attack) -> Mo
     target = sent.get_submodule(layer)
     assert isinstance(target, nn.Linear)
     width = target.in_features
-    return Mounted(sent, layer, Carrier((width,), width), tuple(part[:PROBE] for part in sample), attack=attack)
+    shape = arriving_shape(trace(sent, sample), layer) or (width,)
+    return Mounted(sent, layer, Carrier(shape, width), tuple(part[:PROBE] for part in sample), attack=attack)
 
 
 def with_attack(carried: Carried, attack: Attack) -> Mounted:

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from qbi.attacks.base import Attack
+from qbi.attacks.cascade import Cascade
 from qbi.attacks.imprint import Imprint
 from qbi.attacks.mirrored import Mirrored
 from qbi.attacks.pairs import PAIRS
@@ -11,10 +12,10 @@ from qbi.attacks.qbi import QBI
 from qbi.attacks.trap_weights import TrapWeights
 from qbi.errors import BadValue
 
-ATTACKS: dict[str, type[Attack]] = {a.key: a for a in (Passive, QBI, PAIRS, TrapWeights, Imprint, Mirrored)}
+ATTACKS: dict[str, type[Attack]] = {a.key: a for a in (Passive, Cascade, QBI, PAIRS, TrapWeights, Imprint, Mirrored)}
 """In the order in which they are run and shown. An attack of one's own is added with `ATTACKS[key] = MyAttack`."""
 
-BY_DEFAULT: tuple[str, ...] = (Passive.key, QBI.key)
+BY_DEFAULT: tuple[str, ...] = (Passive.key, Cascade.key, QBI.key)
 """What an audit runs when nothing is asked for."""
 
 

@@ -14,6 +14,8 @@ TRIED = (NO_DEFENCE, "auto", "row-noise-3", "aggp", "aggp-no-bias", "drop-sparse
 """In the order of what they withstand (docs/defences.md)."""
 
 MOST_BATCHES = 3
+WORTH_IT = 0.1
+"""A change of R below this is no advice."""
 
 
 def defended(campaign: Campaign, attempt: Attempt) -> tuple[DefenceOutcome, ...]:
@@ -60,36 +62,29 @@ def advise(
         good = [d for d in tried if d.recall[RECOGNISABLE] <= 0.05]
         best = good[0] if good else min(tried, key=lambda d: d.recall[RECOGNISABLE])
         out.append(
-            f"Switch on “{best.name}” on the clients: R of the strongest prepared attack falls from "
-            f"{100 * without.recall[EXACT]:.0f} % to {100 * best.recall[EXACT]:.0f} % exact, "
-            f"{100 * best.recall[RECOGNISABLE]:.0f} % recognisable (measured here)."
+            f"Switch on “{best.name}” on the clients ({best.kind}: against this server, not against every one): R of the "
+            f"strongest prepared attack falls from {100 * without.recall[EXACT]:.0f} % to "
+            f"{100 * best.recall[EXACT]:.0f} % exact, {100 * best.recall[RECOGNISABLE]:.0f} % recognisable (measured here)."
         )
     if curve is not None and worst.attack == curve.attack:
         out += _other_sizes(worst, curve, client, findings)
-    exposed = [f for f in findings if f.reach == "exact" and f.target.rectified and f.target.has_bias]
-    if exposed:
-        names = ", ".join(f.name for f in exposed)
-        out.append(
-            f"Take the bias out of {names}, or put pooling in front of it: without a bias gradient there is nothing to "
-            "divide by, and pooling leaves only what it keeps."
-        )
     return tuple(out)
 
 
 def _other_sizes(worst: AttackOutcome, curve: Curve, client: Client, findings: Sequence[Finding]) -> list[str]:
     out = []
     neurons = next(f.target.neurons for f in findings if f.name == worst.layer)
-    larger = [b for b in curve.batch_sizes if b >= 4 * client.batch_size]
+    now = curve.at(client.batch_size, neurons)
+    larger = [b for b in curve.batch_sizes if b >= 4 * client.batch_size and curve.at(b, neurons) <= now - WORTH_IT]
     if larger:
         out.append(
-            f"Train with batches of {larger[0]} instead of {client.batch_size}: R falls from "
-            f"{100 * curve.at(client.batch_size, neurons):.0f} % to {100 * curve.at(larger[0], neurons):.0f} % "
-            "(predicted for this data)."
+            f"Train with batches of {larger[0]} instead of {client.batch_size}: R falls from {100 * now:.0f} % to "
+            f"{100 * curve.at(larger[0], neurons):.0f} % (predicted for this data and this attack)."
         )
-    narrower = [n for n in curve.neurons if n <= neurons / 4]
+    narrower = [n for n in curve.neurons if n <= neurons / 4 and curve.at(client.batch_size, n) <= now - WORTH_IT]
     if narrower:
         out.append(
             f"Make {worst.layer} narrower, {narrower[-1]} neurons instead of {neurons}: "
-            f"{100 * curve.at(client.batch_size, narrower[-1]):.0f} % (predicted for this data)."
+            f"{100 * curve.at(client.batch_size, narrower[-1]):.0f} % (predicted for this data and this attack)."
         )
     return out

@@ -120,8 +120,8 @@ class AuditResult:
 
     @property
     def worst(self) -> AttackOutcome | None:
-        """The attack that reads most."""
-        return max(self.attacks, key=lambda a: a.recall, default=None)
+        """The attack that reads most; of equals one that reads whole samples."""
+        return max(self.attacks, key=lambda a: (a.recall, a.whole_samples), default=None)
 
     @property
     def recall(self) -> float:
@@ -141,7 +141,7 @@ class AuditResult:
             what = f"{count:.1f} of {self.client.samples} samples, exactly"
         else:
             what = f"what is left of {count:.1f} of {self.client.samples} samples at this layer"
-        return f"From one answer, a server that {worst.deed} reads {what} (R = {100 * worst.recall:.0f} %), through {worst.layer}."
+        return f"A server that {worst.deed} reads {what} (R = {100 * worst.recall:.0f} %), through {worst.layer}."
 
     def document(self) -> dict[str, Any]:
         """The result as plain data, for JSON; the samples themselves stay out. See `docs/report.schema.json`."""

@@ -97,7 +97,7 @@ def audit(
     crafted = [a for a in attempts if a.outcome.crafted]
     strongest = max(crafted, key=lambda a: a.outcome.recall, default=None)
     outcomes = tuple(a.outcome for a in attempts)
-    worst = max(outcomes, key=lambda o: o.recall, default=None)
+    worst = max(outcomes, key=lambda o: (o.recall, o.whole_samples), default=None)
     say("predicting other settings")
     curve = None if strongest is None else forecast(campaign, strongest)
     say("trying defences")

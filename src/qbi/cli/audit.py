@@ -72,7 +72,7 @@ def audit(
 
     if list_attacks:
         for known in ATTACKS.values():
-            console.print(f"{known.key}: a server that {known.deed.rstrip(',')}", markup=False, highlight=False)
+            console.print(f"{known.key}: a server that {known.deed}", markup=False, highlight=False)
         return
     if fail_above is not None and not 0 <= fail_above <= 1:
         raise BadValue(f"--fail-above: {fail_above} is no share; R lies between 0 and 1.")

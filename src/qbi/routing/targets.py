@@ -55,6 +55,18 @@ def activation_behind(traced: Traced, node: fx.Node) -> fx.Node | None:
     return activation_behind(traced, users[0]) if name_of(traced, users[0]) in PASSED else users[0]
 
 
+def arriving_shape(traced: Traced, layer: str) -> tuple[int, ...] | None:
+    """The shape in which a sample stood before it was flattened for a layer; None where it was not."""
+    nodes = traced.nodes_of(layer)
+    node = nodes[0].all_input_nodes[0] if nodes and nodes[0].all_input_nodes else None
+    while node is not None and name_of(traced, node) in PASSED and node.all_input_nodes:
+        node = node.all_input_nodes[0]
+        value = traced.values.get(node)
+        if isinstance(value, Tensor) and value.dim() == 4:
+            return tuple(value.shape[1:])
+    return None
+
+
 def _slope_below(traced: Traced, node: fx.Node, width: int) -> float:
     """Measured on the function itself, not looked up by name; 1 where it is no function of one value."""
     module = traced.module(node)

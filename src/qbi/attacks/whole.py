@@ -1,0 +1,169 @@
+"""Read an answer as a whole: cascade, unmixing, and single rows for what is left, each candidate proven or not."""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from qbi.attacks.base import Carried, Reading
+from qbi.attacks.explaining import ByLabel, ByNumber, tail_for
+from qbi.errors import CannotRead
+from qbi.extraction.decoding import Found, cascade, distinct, expected_noise, nothing, refit
+from qbi.extraction.quotients import layer_gradients, read_rows
+from qbi.extraction.system import System, build_system
+from qbi.extraction.unmixing import coefficients_of, unmix
+from qbi.records import Candidates, Update
+
+GUESSED = 0.05
+"""Relative miss of the row test up to which the label of a sample found by unmixing is taken, to be fitted and tested."""
+
+PROVEN = 1e-4
+"""Share outside the allowed space below which such a sample is proven, once all are fitted together."""
+
+
+@dataclass(frozen=True)
+class _Read:
+    """Samples as combinations of rows, best first, and what is known of each."""
+
+    coefficients: Tensor
+    certified: Tensor
+    labels: Tensor
+    rows: Tensor
+    error: Tensor
+
+
+def read_whole(sent: Carried, update: Update, how: Reading, *, unmixing: bool = True) -> Candidates:
+    """Every sample that the answer as a whole gives away at a layer, and after them what its single rows give."""
+    weight_gradient, bias_gradient = layer_gradients(sent.layer, update)
+    single = read_rows(weight_gradient, bias_gradient, carrier=sent.carrier, rounding=how.rounding)
+    single = replace(single, **_unproven(len(single.rows), single.samples))
+    try:
+        system = build_system(
+            weight_gradient,
+            bias_gradient,
+            sent.target.weight.detach(),
+            sent.target.bias.detach(),
+            rounding=how.rounding,
+            most_samples=update.batch_size,
+        )
+    except CannotRead:
+        return single
+    found = _decode(system, sent, update, how, weight_gradient, unmixing=unmixing)
+    if len(found.coefficients) == 0:
+        return single
+    kept = weight_gradient[system.kept]
+    samples = (found.coefficients.to(torch.float64) @ kept.double()).to(single.samples.dtype)
+    first = Candidates(
+        samples=sent.carrier.read(samples),
+        rows=system.kept[found.rows],
+        support=torch.ones_like(found.rows),
+        certified=found.certified,
+        labels=found.labels,
+        error=found.error.float(),
+    )
+    return joined(first, single)
+
+
+def _decode(system: System, sent: Carried, update: Update, how: Reading, gradient: Tensor, *, unmixing: bool) -> _Read:
+    tail: ByLabel | ByNumber | None = None
+    outputs = 1
+    try:
+        tail, outputs = tail_for(sent, update, how, system)
+        found = cascade(system, tail, outputs)
+    except CannotRead:
+        found = nothing(system, outputs)
+    if not unmixing or len(found) >= system.rank or not system.tells_samples_apart:
+        return _proven(system, found)
+    shape = sent.carrier.shape if sent.carrier.columns is None else ()
+    unmixed = unmix(system, gradient, shape, known=found.shares if len(found) else None, seed=how.seed)
+    directions = torch.cat([unmixed.exact, unmixed.rough], 1)
+    if directions.shape[0] != directions.shape[1]:
+        return _proven(system, found)
+    solved = coefficients_of(system, directions)
+    if solved is None:
+        return _proven(system, found)
+    return _together(system, tail, found, *solved, complete=unmixed.complete)
+
+
+def _proven(system: System, found: Found) -> _Read:
+    noise = expected_noise(system, found)
+    error = (found.coefficients.square() @ noise.square()).sqrt()
+    yes = torch.ones(len(found), dtype=torch.bool, device=noise.device)
+    return _Read(found.coefficients, yes, found.labels, found.rows, error)
+
+
+def _together(
+    system: System,
+    tail: ByLabel | ByNumber | None,
+    found: Found,
+    coefficients: Tensor,
+    shares: Tensor,
+    *,
+    complete: bool,
+) -> _Read:
+    """A whole batch that unmixing gave: fitted through the model where that explains every sample, rough where it does not."""
+    rows = (shares / system.sizes).abs().argmax(1)
+    z = coefficients @ system.products
+    if complete and tail is not None:
+        wanted = shares[torch.arange(len(rows), device=rows.device), rows]
+        labels, pulls, miss = tail.explain(z, rows, wanted, system)
+        held = miss >= GUESSED
+        if not bool(held.all()):
+            holding = _Holding(tail, held, shares)
+            start = Found(coefficients, holding.shares(z, pulls), labels.masked_fill(held, -1), pulls, rows)
+            fitted = refit(system, holding, start)
+            certified = (system.outside(fitted.shares) < PROVEN) & ~held
+            return replace(_proven(system, fitted), certified=certified)
+    first = _proven(system, found)
+    new, _ = distinct(z, torch.arange(len(z), device=z.device), found.coefficients @ system.products)
+    agrees = _silent_where_it_must_be(system, shares, z)[new] & (complete and tail is None)
+    return _Read(
+        torch.cat([first.coefficients, coefficients[new]]),
+        torch.cat([first.certified, agrees]),
+        torch.cat([first.labels, torch.full_like(new, -1)]),
+        torch.cat([first.rows, rows[new]]),
+        torch.cat([first.error, torch.full_like(z[new, 0], torch.inf)]),
+    )
+
+
+@dataclass(frozen=True)
+class _Holding:
+    """The model's word for samples that it explains; for the others, the shares that unmixing gave."""
+
+    tail: ByLabel | ByNumber
+    held: Tensor
+    given: Tensor
+
+    def explain(self, z: Tensor, rows: Tensor, wanted: Tensor, system: System) -> tuple[Tensor, Tensor, Tensor]:
+        """As the model says."""
+        return self.tail.explain(z, rows, wanted, system)
+
+    def pulls(self, z: Tensor, labels: Tensor, before: Tensor, system: System) -> Tensor:
+        """As the model says; of no matter for the others."""
+        return self.tail.pulls(z, labels.clamp_min(0), before, system)
+
+    def shares(self, z: Tensor, pulls: Tensor) -> Tensor:
+        """Each from its source."""
+        return torch.where(self.held[:, None], self.given, self.tail.shares(z, pulls))
+
+
+def _silent_where_it_must_be(system: System, shares: Tensor, z: Tensor) -> Tensor:
+    """Whether each sample sends nothing through just the rows that it leaves silent: the proof where nothing can be said of labels."""
+    size = shares.abs() / system.sizes
+    fires = size > 1e-4 * size.amax(1, keepdim=True)
+    clear = z.abs() > 1e-3 * z.abs().mean(1, keepdim=True)
+    return ((fires == (z > 0)) | ~clear).all(1)
+
+
+def _unproven(count: int, like: Tensor) -> dict[str, Tensor]:
+    return {
+        "certified": torch.zeros(count, dtype=torch.bool, device=like.device),
+        "labels": torch.full((count,), -1, device=like.device),
+        "error": torch.full((count,), torch.inf, device=like.device),
+    }
+
+
+def joined(first: Candidates, second: Candidates) -> Candidates:
+    """Two lists of candidates, one after the other."""
+    parts = ("samples", "rows", "support", "certified", "labels", "error")
+    return Candidates(**{part: torch.cat([getattr(first, part), getattr(second, part)]) for part in parts})

@@ -1,0 +1,225 @@
+"""Cascade: a sample that was read explains its part of every row, and is taken out of all of them.
+
+Run through the model that was sent, a candidate x with a label gives its share of *every* row's bias gradient. A true one passes
+two tests that need no truth: its share of the row it was read from is that row's bias gradient, and its vector of shares
+lies in the space that the whole answer spans. Then its contribution is subtracted everywhere, rows with two samples become
+rows with one, and it goes on. After every step the found samples are fitted together to all rows that they explain, so
+that rounding does not grow along the cascade. See `docs/strongest-server.md`.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Bool, Float64, Int
+from torch import Tensor
+
+from qbi.extraction.system import System
+
+ROW_MARGIN, SPACE_MARGIN = 20.0, 100.0
+"""How many times its expected error a candidate may miss the two tests by."""
+
+ROW_FLOOR = 1e-5
+SPACE_FLOOR = 1e-5
+LOOSEST = 0.05
+"""Tests that would have to be looser than this prove nothing."""
+
+ABOVE_NOISE = 100.0
+"""How far a row must rise above its expected rounding to be read."""
+
+EXPLAINED = 2000.0
+"""Residuals below this many times the expected rounding count as explained."""
+
+SAME = 1e-2
+"""Relative distance of pre-activations below which two candidates are one sample."""
+
+REFITS = 4
+MOST_STEPS = 200
+MOST_REPEATS = 3
+"""How often one sample may stand in a batch and still be recognised."""
+
+
+@runtime_checkable
+class Tail(Protocol):
+    """What the sent model makes of the layer's pre-activations: the shares that a sample has in each row."""
+
+    def explain(
+        self, z: Float64[Tensor, "k n"], rows: Int[Tensor, " k"], wanted: Float64[Tensor, " k"], system: System
+    ) -> tuple[Int[Tensor, " k"], Float64[Tensor, "k o"], Float64[Tensor, " k"]]:
+        """The label that explains a share `wanted` in one row, what it sends back from the outputs, and the relative miss."""
+        ...
+
+    def pulls(
+        self, z: Float64[Tensor, "k n"], labels: Int[Tensor, " k"], before: Float64[Tensor, "k o"], system: System
+    ) -> Float64[Tensor, "k o"]:
+        """What samples of known labels send back from the outputs."""
+        ...
+
+    def shares(self, z: Float64[Tensor, "k n"], pulls: Float64[Tensor, "k o"]) -> Float64[Tensor, "k n"]:
+        """What that amounts to in each row."""
+        ...
+
+
+@dataclass(frozen=True)
+class Found:
+    """Samples as combinations of rows, with their shares of each row, in the order in which they were found."""
+
+    coefficients: Float64[Tensor, "s n"]
+    shares: Float64[Tensor, "s n"]
+    labels: Int[Tensor, " s"]
+    pulls: Float64[Tensor, "s o"]
+    rows: Int[Tensor, " s"]
+    """The row each was read from."""
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def joined(self, other: "Found") -> "Found":
+        """Both together."""
+        return Found(
+            torch.cat([self.coefficients, other.coefficients]),
+            torch.cat([self.shares, other.shares]),
+            torch.cat([self.labels, other.labels]),
+            torch.cat([self.pulls, other.pulls]),
+            torch.cat([self.rows, other.rows]),
+        )
+
+
+def nothing(system: System, outputs: int) -> Found:
+    """No sample yet."""
+    empty = system.bias.new_empty(0, system.rows)
+    none = torch.empty(0, dtype=torch.long, device=empty.device)
+    return Found(empty, empty, none, empty.new_empty(0, outputs), none)
+
+
+def cascade(system: System, tail: Tail, outputs: int, *, found: Found | None = None) -> Found:
+    """Read, certify, take out, fit again; until no row with a single sample is left."""
+    found = nothing(system, outputs) if found is None else found
+    for _ in range(MOST_STEPS):
+        if len(found) >= system.rank and system.tells_samples_apart:
+            break
+        more = _next(system, tail, found)
+        if more is None:
+            break
+        found = refit(system, tail, found.joined(more))
+    return found
+
+
+def expected_noise(system: System, found: Found) -> Float64[Tensor, " n"]:
+    """The rounding error of each row's residual, per value: that of the row and of what was subtracted."""
+    count = system.sketch.shape[1] ** 0.5
+    own: Tensor = system.sketch.norm(dim=1) / count
+    if len(found):
+        size = (found.coefficients @ system.sketch).norm(dim=1) / count
+        own = own + (found.shares.square().T @ size.square()).sqrt()
+    return system.rounding * own
+
+
+def _next(system: System, tail: Tail, found: Found) -> Found | None:
+    """The certified samples of rows in which one stands alone now, the strongest of them."""
+    left = system.bias - found.shares.T @ (found.coefficients @ system.bias)
+    noise = expected_noise(system, found)
+    rows = (left.abs() > ABOVE_NOISE * noise).nonzero()[:, 0]
+    if len(rows) == 0:
+        return None
+    error = noise[rows] / left[rows].abs()
+    taken = found.shares.T[rows]
+    z = (system.products[rows] - taken @ (found.coefficients @ system.products)) / left[rows, None]
+    labels, pulls, miss = tail.explain(z, rows, left[rows], system)
+    chosen = (miss < (ROW_FLOOR + ROW_MARGIN * error).clamp_max(LOOSEST)).nonzero()[:, 0]
+    if len(chosen) == 0:
+        return None
+    chosen = chosen[error[chosen].argsort()]
+    chosen, support = distinct(z, chosen, found.coefficients @ system.products)
+    if len(chosen) == 0:
+        return None
+    shares = tail.shares(z[chosen], pulls[chosen])
+    fine = certified(system, shares, error[chosen], support)
+    chosen, shares = chosen[fine], shares[fine]
+    if len(chosen) == 0:
+        return None
+    # Weak ones wait: what is found first makes their rows clearer.
+    strong = error[chosen] <= max(1e-5, 4 * float(error[chosen].min()))
+    chosen, shares = chosen[strong], shares[strong]
+    coefficients = -taken[chosen] @ found.coefficients
+    coefficients[torch.arange(len(chosen), device=rows.device), rows[chosen]] += 1
+    coefficients /= left[rows[chosen], None]
+    return Found(coefficients, shares, labels[chosen], pulls[chosen], rows[chosen])
+
+
+def certified(
+    system: System, shares: Float64[Tensor, "k n"], error: Float64[Tensor, " k"], support: Int[Tensor, " k"]
+) -> Bool[Tensor, " k"]:
+    """Whether each vector of shares is one that the answer allows.
+
+    With as many samples as rows every vector is allowed; then two rows must have given the same sample.
+    """
+    if not system.tells_samples_apart:
+        return support > 1
+    bound = (SPACE_FLOOR + SPACE_MARGIN * error).clamp_max(LOOSEST)
+    return system.outside(shares) < bound
+
+
+def distinct(
+    z: Float64[Tensor, "r n"], chosen: Int[Tensor, " k"], known: Float64[Tensor, "s n"]
+) -> tuple[Int[Tensor, " d"], Int[Tensor, " d"]]:
+    """One of each group of candidates that are the same sample, the first; none that is known; and how many agreed."""
+    of = z[chosen]
+    size = of.norm(dim=1, keepdim=True).clamp_min(1e-300)
+    near = torch.cdist(of, of) < SAME * size
+    leader = near.to(torch.uint8).argmax(1)
+    leads = leader == torch.arange(len(of), device=of.device)
+    support = torch.bincount(leader, minlength=len(of))
+    if len(known):
+        leads &= (torch.cdist(of, known) / size).amin(1) > SAME
+    return chosen[leads], support[leads]
+
+
+def refit(system: System, tail: Tail, found: Found) -> Found:
+    """Fit all found samples together to the rows that they explain, and take their shares anew from the model."""
+    for _ in range(REFITS):
+        fitted = _fit(system, found)
+        if fitted is None:
+            break
+        z = fitted @ system.products
+        pulls = tail.pulls(z, found.labels, found.pulls, system)
+        found = replace(found, coefficients=fitted, pulls=pulls, shares=tail.shares(z, pulls))
+    return found
+
+
+def _fit(system: System, found: Found) -> Float64[Tensor, "s n"] | None:
+    """Least squares with each row weighted by its rounding; None where the rows do not determine the samples."""
+    sketches = found.coefficients @ system.sketch
+    noise = expected_noise(system, found)
+    residual = (system.sketch - found.shares.T @ sketches).norm(dim=1) / system.sketch.shape[1] ** 0.5
+    ratio = residual / noise.clamp_min(1e-300)
+    touched = (found.shares != 0).any(0)
+    whole = len(found) >= system.rank
+    explained = touched if whole else touched & (ratio < EXPLAINED)
+    if int(explained.sum()) < len(found):
+        return None
+    usual = max(1.0, float(ratio[explained].median()))
+    weights = 1 / (noise * (ratio / usual).clamp_min(1.0))[explained]
+    scaled = found.shares[:, explained] * weights
+    solution = _pseudo_inverse(scaled)
+    if solution is None:
+        return None
+    out = torch.zeros_like(found.coefficients)
+    out[:, explained] = solution * weights
+    # The bias of a sample is one: that fixes its scale.
+    return out / (out @ system.bias)[:, None]
+
+
+def _pseudo_inverse(rows: Float64[Tensor, "s e"]) -> Float64[Tensor, "s e"] | None:
+    """(AᵀA)⁻¹Aᵀ for A = rowsᵀ, by Cholesky after scaling; None where A has not full rank."""
+    size: Tensor = rows.norm(dim=1, keepdim=True)
+    if not bool((size > 0).all()):
+        return None
+    unit = rows / size
+    factor, failed = torch.linalg.cholesky_ex(unit @ unit.T)
+    if bool(failed) or float(factor.diagonal().min()) < 1e-7:
+        return None
+    first = torch.cholesky_solve(unit, factor)
+    # One step of refinement brings back what the square of the condition took.
+    first = first + (torch.eye(len(unit)).to(unit) - first @ unit.T) @ first
+    return first / size

@@ -1,0 +1,185 @@
+"""Unmixing: an honest model gives whole batches away, because a rectifier silences about half of each sample's shares.
+
+The space of shares is known from the answer alone, up to a B×B mixing: a sample's shares are basis·q. Half of them are zero, and
+which half the server can foretell as soon as it roughly knows the sample, since it knows the weights it sent. So:
+
+1. *Start*: independent components of what the rows span (for images of their derivatives) resemble the samples; where nothing
+   is known of the data, directions with many small shares are sought by reweighted least squares.
+2. *Pattern*: run a rough sample through the layer; the rows that it leaves most clearly silent must be zeros of basis·q,
+   and more of them than there are unknowns determine q exactly.
+3. *Complement*: what is left when the found directions are projected out is a mixture of the missing samples only, and a
+   smaller problem of the same kind; with one missing it is that sample itself.
+
+See `docs/strongest-server.md`.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Float64, Int
+from torch import Tensor
+
+from qbi.extraction.independent import contrasts, independent_components
+from qbi.extraction.system import System
+
+RESTARTS = 12
+FRUITLESS = 3
+"""Restarts in a row without a new direction after which it ends."""
+
+ZERO = 1e-5
+"""Shares below this part of a sample's largest count as zero."""
+
+SURE_PART = 0.7
+"""The part of the silent rows, the clearest of them, that is trusted to be silent."""
+
+MOST_WORK = 3e11
+"""Multiplications of one restart up to which it is tried."""
+
+RANDOM_STARTS = 6
+"""Random directions per unknown one, where nothing is known of the data."""
+
+
+@dataclass(frozen=True)
+class Unmixed:
+    """Directions of the space of shares that were found, and the rough ones in the place of the others."""
+
+    exact: Float64[Tensor, "r f"]
+    rough: Float64[Tensor, "r u"]
+
+    @property
+    def complete(self) -> bool:
+        """Whether every sample's direction is known."""
+        return self.exact.shape[1] == self.exact.shape[0]
+
+
+def unmix(
+    system: System,
+    gradient: Float[Tensor, "n w"],
+    shape: tuple[int, ...],
+    *,
+    known: Float64[Tensor, "s n"] | None = None,
+    seed: int = 0,
+) -> Unmixed:
+    """Find each sample's direction. `known` are shares that are certain already; `shape` is that of a sample."""
+    basis, rank = system.basis, system.rank
+    spanned = _spanned(system, gradient)
+    to_activations = basis.T @ (system.products / system.sizes[:, None])
+    bias = basis.T @ (system.bias / system.sizes)
+    exact = basis.new_empty(rank, 0) if known is None else _units((known / system.sizes @ basis).T)
+    rough = basis.new_empty(rank, 0)
+    fruitless = 0
+    for restart in range(RESTARTS):
+        missing = rank - exact.shape[1]
+        if missing == 0 or fruitless >= FRUITLESS or missing * system.rows * rank**2 > MOST_WORK:
+            break
+        draws = torch.Generator().manual_seed(seed * RESTARTS + restart)
+        complement = _complement(exact)
+        components = independent_components(contrasts(complement.T.float() @ spanned, shape, restart), draws)
+        samples = components @ complement.T
+        samples = samples / (samples @ bias)[:, None]
+        found, zeros = by_pattern(basis, samples @ to_activations)
+        if restart % 2 and rank <= 64:
+            more, counts = by_sparsity(basis, RANDOM_STARTS * rank, draws)
+            found, zeros = torch.cat([found, more], 1), torch.cat([zeros, counts])
+        before = exact.shape[1]
+        exact, rough = _sort_out(exact, found, zeros, system)
+        fruitless = 0 if exact.shape[1] > before else fruitless + 1
+    return Unmixed(exact, rough[:, : rank - exact.shape[1]])
+
+
+def coefficients_of(system: System, directions: Float64[Tensor, "r r"]) -> tuple[Tensor, Tensor] | None:
+    """Samples as combinations of rows, and their shares, from a full set of directions; None where it is singular."""
+    inverse, failed = torch.linalg.inv_ex(directions)
+    if bool(failed) or not bool(inverse.isfinite().all()):
+        return None
+    coefficients = inverse @ system.basis.T / system.sizes
+    scale = coefficients @ system.bias
+    shares = (system.basis @ directions).T * system.sizes * scale[:, None]
+    return coefficients / scale[:, None], shares
+
+
+def by_pattern(
+    basis: Float64[Tensor, "n r"], z: Float64[Tensor, "k n"], *, rounds: int = 6
+) -> tuple[Float64[Tensor, "r k"], Int[Tensor, " k"]]:
+    """The direction that vanishes on the rows which a rough sample leaves most clearly silent, and its number of zeros."""
+    rows, rank = basis.shape
+    place = z.argsort(1).argsort(1)
+    silent = (z < 0).sum(1)
+    fewest = min(rows, rank + 2)
+    trusted = (place < (SURE_PART * silent).long().clamp(fewest, rows)[:, None]).double()
+    weights = trusted
+    q = basis.new_zeros(rank, len(z))
+    zeros = silent
+    for _ in range(rounds):
+        q = _smallest(basis, weights)
+        size = (basis @ q).abs().T
+        zero = size < ZERO * size.amax(1, keepdim=True)
+        zeros = zero.sum(1)
+        usual = size.masked_fill(trusted == 0, torch.inf).kthvalue(fewest, dim=1).values[:, None].clamp_min(1e-14)
+        # Where enough vanish, all that vanish decide; elsewhere rows that stand out count less.
+        enough = (zeros >= rank + 5)[:, None]
+        weights = torch.where(enough, zero.double(), trusted / (1 + (size / usual).square()))
+    return q, zeros
+
+
+def by_sparsity(
+    basis: Float64[Tensor, "n r"], starts: int, draws: torch.Generator, *, rounds: int = 30
+) -> tuple[Float64[Tensor, "r k"], Int[Tensor, " k"]]:
+    """Directions with many small shares, from random starts: least absolute sums by reweighted least squares."""
+    rows, rank = basis.shape
+    q = _units(torch.randn(rank, starts, generator=draws, dtype=torch.float64).to(basis))
+    for step in range(rounds):
+        size = (basis @ q).abs().T
+        usual = size.kthvalue(max(1, rows // 4), dim=1).values[:, None].clamp_min(1e-12)
+        softened = size.square() + (usual * (0.5 if step < rounds // 3 else 0.1)).square()
+        q = _smallest(basis, 1 / (softened.sqrt() if step < rounds // 2 else softened))
+    size = (basis @ q).abs()
+    return q, (size < ZERO * size.amax(0)).sum(0)
+
+
+def fewest_zeros(system: System) -> int:
+    """How many zeros prove a direction: any one can be made to vanish on one row less than there are unknowns."""
+    return system.rank + max(4, system.rows // 50)
+
+
+def _sort_out(exact: Tensor, found: Tensor, zeros: Tensor, system: System) -> tuple[Tensor, Tensor]:
+    """Add what is proven and new to the exact directions; the rest is rough, the most zeros first."""
+    proven = zeros >= fewest_zeros(system)
+    rough = []
+    for index in zeros.argsort(descending=True, stable=True).tolist():
+        q = found[:, index : index + 1]
+        rest = q - exact @ torch.linalg.lstsq(exact, q).solution if exact.shape[1] else q
+        if float(rest.norm()) < 1e-5:
+            continue
+        if bool(proven[index]):
+            exact = torch.cat([exact, q], 1)
+        else:
+            rough.append(q)
+    return exact, torch.cat(rough, 1) if rough else exact[:, :0]
+
+
+def _smallest(basis: Tensor, weights: Tensor) -> Tensor:
+    """For each row of weights the unit vector on which the weighted basis is smallest."""
+    matrices = torch.stack([(basis * w[:, None]).T @ basis for w in weights])
+    smallest: Tensor = torch.linalg.eigh(matrices).eigenvectors[:, :, 0].T
+    return smallest
+
+
+def _complement(exact: Float64[Tensor, "r f"]) -> Float64[Tensor, "r u"]:
+    """An orthonormal basis of what is orthogonal to the found directions."""
+    rank, count = exact.shape
+    if count == 0:
+        return torch.eye(rank).to(exact)
+    full: Tensor = torch.linalg.qr(exact, mode="complete").Q
+    return full[:, count:]
+
+
+def _spanned(system: System, gradient: Tensor) -> Tensor:
+    """What the rows span, one vector for each direction of the basis, in float32: only starts are made of it."""
+    rows = gradient if len(system.kept) == len(gradient) else gradient[system.kept]
+    return ((system.basis / system.sizes[:, None]).T.to(rows.dtype) @ rows).float()
+
+
+def _units(columns: Tensor) -> Tensor:
+    norms: Tensor = columns.norm(dim=0)
+    return columns / norms.clamp_min(1e-300)

@@ -1,0 +1,78 @@
+"""What a model makes of one layer's output, as a function of its own: the part of the graph behind the layer."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, fx, nn
+
+from qbi.errors import CannotRead
+from qbi.routing.graph import Traced
+from qbi.routing.path import BatchNorm, moved_by
+
+
+def tail_of(traced: Traced, layer: str) -> Callable[[Tensor], Any]:
+    """The model from a layer's output on, in float64; refuses what does not act on each sample by itself."""
+    nodes = traced.nodes_of(layer)
+    if len(nodes) != 1:
+        raise CannotRead(f"{layer}: it is called {len(nodes)} times; what it sends on cannot be followed.")
+    start, moved = nodes[0], moved_by(traced)
+    behind: set[fx.Node] = {start}
+    for node in traced.graph.nodes:
+        if any(n in behind for n in node.all_input_nodes):
+            behind.add(node)
+    order = [n for n in traced.graph.nodes if n in behind and n is not start]
+    modules = {}
+    for node in order:
+        for other in node.all_input_nodes:
+            if other not in behind and other in moved and node.op != "output":
+                raise CannotRead(f"{traced.label(node)}: the sample reaches it by another way too.")
+        module = traced.module(node)
+        if module is not None:
+            _check(module, traced.label(node))
+            modules[node] = copy.deepcopy(module).double()
+
+    def run(value: Tensor) -> Any:
+        known: dict[fx.Node, Any] = {start: value}
+
+        def given(node: fx.Node) -> Any:
+            found = known[node] if node in known else traced.values[node]
+            wide = isinstance(found, Tensor) and found.is_floating_point() and node not in known
+            return found.to(device=value.device, dtype=value.dtype) if wide else found
+
+        for node in order:
+            args, more = fx.node.map_arg(node.args, given), fx.node.map_arg(node.kwargs, given)
+            if node.op == "output":
+                return args[0]
+            known[node] = _call(node, modules, args, more)
+        return value
+
+    return run
+
+
+def _call(node: fx.Node, modules: dict[fx.Node, nn.Module], args: Any, more: Any) -> Any:
+    if node in modules:
+        return modules[node](*args, **more)
+    if node.op == "call_method":
+        return getattr(args[0], str(node.target))(*args[1:], **more)
+    assert callable(node.target)
+    return node.target(*args, **more)
+
+
+def _check(module: nn.Module, label: str) -> None:
+    for part in module.modules():
+        if isinstance(part, BatchNorm) and part.training:
+            raise CannotRead(f"{label}: batch normalisation behind the layer mixes the samples; none explains itself.")
+        if isinstance(part, nn.modules.dropout._DropoutNd) and part.p > 0 and part.training:
+            raise CannotRead(f"{label}: dropout behind the layer was drawn by the client; shares cannot be foretold.")
+
+
+def first_tensor(out: Any) -> Tensor:
+    """A model's prediction, where it returns more than that."""
+    if isinstance(out, dict):
+        out = next(iter(out.values()), None)
+    elif isinstance(out, tuple | list) and out:
+        out = out[0]
+    if not isinstance(out, Tensor):
+        raise CannotRead("model: it returns no tensor.")
+    return out.flatten(1) if out.dim() > 1 else out[:, None]
