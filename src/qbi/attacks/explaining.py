@@ -1,7 +1,7 @@
 """What the sent model says of a candidate: with which label, if any, it explains its part of an answer."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float64, Int
@@ -91,6 +91,7 @@ class ByLabel:
     scale: float
     """What the mean over the batch divides by; 1 for a sum."""
     kept: Tensor
+    pins_values: ClassVar[bool] = True
 
     def _pull(self, out: Tensor, labels: Tensor) -> Tensor:
         with torch.enable_grad():
@@ -143,6 +144,7 @@ class ByNumber:
 
     behind: _Behind
     kept: Tensor
+    pins_values: ClassVar[bool] = False
 
     def explain(
         self, z: Float64[Tensor, "k n"], rows: Int[Tensor, " k"], wanted: Float64[Tensor, " k"], system: System

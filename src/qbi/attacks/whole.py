@@ -8,7 +8,15 @@ from torch import Tensor
 from qbi.attacks.base import Carried, Reading
 from qbi.attacks.explaining import ByLabel, ByNumber, tail_for
 from qbi.errors import CannotRead
-from qbi.extraction.decoding import Found, cascade, distinct, expected_noise, nothing, refit
+from qbi.extraction.decoding import (
+    Found,
+    cascade,
+    distinct,
+    expected_noise,
+    explains_everything,
+    nothing,
+    refit,
+)
 from qbi.extraction.quotients import layer_gradients, read_rows
 from qbi.extraction.system import System, build_system
 from qbi.extraction.unmixing import coefficients_of, unmix
@@ -113,9 +121,12 @@ def _together(
             start = Found(coefficients, holding.shares(z, pulls), labels.masked_fill(held, -1), pulls, rows)
             fitted = refit(system, holding, start)
             certified = (system.outside(fitted.shares) < PROVEN) & ~held
-            return replace(_proven(system, fitted), certified=certified)
+            # A sample too weak to be counted spoils a fit of all rows; then what the cascade proved is the better answer.
+            if explains_everything(system, fitted) and int(certified.sum()) >= len(found):
+                return replace(_proven(system, fitted), certified=certified)
     first = _proven(system, found)
-    new, _ = distinct(z, torch.arange(len(z), device=z.device), found.coefficients @ system.products)
+    everyone = torch.arange(len(z), device=z.device)
+    new, _ = distinct(z, everyone, found.coefficients @ system.products, torch.zeros_like(z[:, 0]))
     agrees = _silent_where_it_must_be(system, shares, z)[new] & (complete and tail is None)
     return _Read(
         torch.cat([first.coefficients, coefficients[new]]),
@@ -133,6 +144,11 @@ class _Holding:
     tail: ByLabel | ByNumber
     held: Tensor
     given: Tensor
+
+    @property
+    def pins_values(self) -> bool:
+        """As the model's."""
+        return self.tail.pins_values
 
     def explain(self, z: Tensor, rows: Tensor, wanted: Tensor, system: System) -> tuple[Tensor, Tensor, Tensor]:
         """As the model says."""

@@ -43,6 +43,11 @@ MOST_REPEATS = 3
 class Tail(Protocol):
     """What the sent model makes of the layer's pre-activations: the shares that a sample has in each row."""
 
+    @property
+    def pins_values(self) -> bool:
+        """Whether shares tell a sample from one that fires the same neurons; else two rows must agree on it."""
+        ...
+
     def explain(
         self, z: Float64[Tensor, "k n"], rows: Int[Tensor, " k"], wanted: Float64[Tensor, " k"], system: System
     ) -> tuple[Int[Tensor, " k"], Float64[Tensor, "k o"], Float64[Tensor, " k"]]:
@@ -130,11 +135,11 @@ def _next(system: System, tail: Tail, found: Found) -> Found | None:
     if len(chosen) == 0:
         return None
     chosen = chosen[error[chosen].argsort()]
-    chosen, support = distinct(z, chosen, found.coefficients @ system.products)
+    chosen, support = distinct(z, chosen, found.coefficients @ system.products, error)
     if len(chosen) == 0:
         return None
     shares = tail.shares(z[chosen], pulls[chosen])
-    fine = certified(system, shares, error[chosen], support)
+    fine = certified(system, shares, error[chosen], support, alone=tail.pins_values)
     chosen, shares = chosen[fine], shares[fine]
     if len(chosen) == 0:
         return None
@@ -148,28 +153,39 @@ def _next(system: System, tail: Tail, found: Found) -> Found | None:
 
 
 def certified(
-    system: System, shares: Float64[Tensor, "k n"], error: Float64[Tensor, " k"], support: Int[Tensor, " k"]
+    system: System,
+    shares: Float64[Tensor, "k n"],
+    error: Float64[Tensor, " k"],
+    support: Int[Tensor, " k"],
+    *,
+    alone: bool = True,
 ) -> Bool[Tensor, " k"]:
     """Whether each vector of shares is one that the answer allows.
 
-    With as many samples as rows every vector is allowed; then two rows must have given the same sample.
+    With as many samples as rows every vector is allowed; then, and where one row `alone` is not to be trusted, two rows must
+    have given the same sample to within their error.
     """
+    agreed = support > 1
     if not system.tells_samples_apart:
-        return support > 1
+        return agreed
     bound = (SPACE_FLOOR + SPACE_MARGIN * error).clamp_max(LOOSEST)
-    return system.outside(shares) < bound
+    return (system.outside(shares) < bound) & (agreed | alone)
 
 
 def distinct(
-    z: Float64[Tensor, "r n"], chosen: Int[Tensor, " k"], known: Float64[Tensor, "s n"]
+    z: Float64[Tensor, "r n"],
+    chosen: Int[Tensor, " k"],
+    known: Float64[Tensor, "s n"],
+    error: Float64[Tensor, " r"],
 ) -> tuple[Int[Tensor, " d"], Int[Tensor, " d"]]:
-    """One of each group of candidates that are the same sample, the first; none that is known; and how many agreed."""
+    """One of each group of candidates that are the same sample, the first; none that is known; and how many agree closely."""
     of = z[chosen]
     size = of.norm(dim=1, keepdim=True).clamp_min(1e-300)
-    near = torch.cdist(of, of) < SAME * size
-    leader = near.to(torch.uint8).argmax(1)
+    apart = torch.cdist(of, of, compute_mode="donot_use_mm_for_euclid_dist") / size
+    leader = (apart < SAME).to(torch.uint8).argmax(1)
     leads = leader == torch.arange(len(of), device=of.device)
-    support = torch.bincount(leader, minlength=len(of))
+    close = apart < ROW_FLOOR + ROW_MARGIN * (error[chosen][:, None] + error[chosen])
+    support = close.sum(1)
     if len(known):
         leads &= (torch.cdist(of, known) / size).amin(1) > SAME
     return chosen[leads], support[leads]
@@ -208,6 +224,13 @@ def _fit(system: System, found: Found) -> Float64[Tensor, "s n"] | None:
     out[:, explained] = solution * weights
     # The bias of a sample is one: that fixes its scale.
     return out / (out @ system.bias)[:, None]
+
+
+def explains_everything(system: System, found: Found) -> bool:
+    """Whether nothing but rounding is left of any row."""
+    left = system.sketch - found.shares.T @ (found.coefficients @ system.sketch)
+    ratio = left.norm(dim=1) / system.sketch.shape[1] ** 0.5 / expected_noise(system, found).clamp_min(1e-300)
+    return bool(ratio.max() < EXPLAINED)
 
 
 def _pseudo_inverse(rows: Float64[Tensor, "s e"]) -> Float64[Tensor, "s e"] | None:

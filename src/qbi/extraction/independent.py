@@ -7,12 +7,17 @@ from torch import Tensor
 STEPS = 100
 
 
+def is_image(shape: tuple[int, ...]) -> bool:
+    """Whether samples have neighbours to be compared with."""
+    return len(shape) == 3 and min(shape[1:]) >= 3
+
+
 def contrasts(mixtures: Float[Tensor, "k m"], shape: tuple[int, ...], kind: int) -> Float[Tensor, "k t"]:
     """What is most unlike a Gaussian in mixtures of samples: for images their derivatives, of one of three kinds.
 
     Derivatives take away what all images share, and are large in few places.
     """
-    if len(shape) != 3 or min(shape[1:]) < 3:
+    if not is_image(shape):
         return mixtures
     images = mixtures.reshape(len(mixtures), *shape)
     across, down = images[..., 1:] - images[..., :-1], images[..., 1:, :] - images[..., :-1, :]

@@ -28,6 +28,12 @@ ROWS_PER_SAMPLE = 8
 Memory grows with their square.
 """
 
+SPARE = 48
+"""Random projections beyond the number of samples, in which the fall of the singular values is seen."""
+
+ABOVE_ROUNDING, CLEAR_FALL = 4.0, 20.0
+"""Singular values above the first times rounding count; without a bound on the samples, the last fall by more than the second."""
+
 FLOOR = 1e-8
 """Singular values below this share of the largest are taken for rounding."""
 
@@ -48,7 +54,7 @@ class System:
     sketch: Float64[Tensor, "n s"]
     """Random projections of the rows, the bias gradient among them."""
     sizes: Float64[Tensor, " n"]
-    """Norms of the rows."""
+    """Sizes of the rows, as random projections give them."""
     basis: Float64[Tensor, "n r"]
     """An orthonormal basis of the space of shares, each row in units of its size."""
     gap: float
@@ -94,17 +100,19 @@ def build_system(
     kept = _chosen(bias_gradient, most_samples)
     if len(kept) == 0:
         raise CannotRead("update: all its gradients of this layer are zero; nothing can be read from them.")
-    products, inner, sketch = _multiply(weight_gradient, weight, kept)
+    enough = len(kept) if not most_samples else min(len(kept), most_samples + SPARE)
+    products, projected = _multiply(weight_gradient, weight, kept, max(enough, SKETCH))
     g = bias_gradient[kept].double()
     products += g[:, None] * bias[kept].double()
-    inner += torch.outer(g, g)
-    sizes = inner.diagonal().clamp_min(0).sqrt().clamp_min(1e-300)
-    values, vectors = torch.linalg.eigh(inner / torch.outer(sizes, sizes))
-    values = values.flip(0).clamp_min(0).sqrt()
+    projected = torch.cat([projected, g[:, None]], 1)
+    sizes = projected.norm(dim=1).clamp_min(1e-300)
+    # The decomposition of a matrix of this size is faster on a processor than on an accelerator.
+    vectors, values, _ = torch.linalg.svd((projected / sizes[:, None]).cpu(), full_matrices=False)
     rank, gap = _rank(values, most_samples)
     eps = torch.finfo(weight_gradient.dtype).eps / 2 if rounding is None else rounding
-    sketch = torch.cat([sketch, g[:, None]], 1)
-    return System(kept, products, g, sketch, sizes, vectors.flip(1)[:, :rank].contiguous(), gap, eps)
+    sketch = torch.cat([projected[:, :SKETCH], g[:, None]], 1)
+    basis = vectors[:, :rank].contiguous().to(sketch.device)
+    return System(kept, products, g, sketch, sizes, basis, gap, eps)
 
 
 def _chosen(bias_gradient: Tensor, most_samples: int | None) -> Tensor:
@@ -116,34 +124,41 @@ def _chosen(bias_gradient: Tensor, most_samples: int | None) -> Tensor:
     return alive[torch.linspace(0, len(alive) - 1, most, dtype=torch.float64).round().long().to(alive.device)]
 
 
-def _multiply(gradient: Tensor, weight: Tensor, kept: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """GWᵀ, GGᵀ and a sketch of G, over chunks of columns added up in float64."""
+def _multiply(gradient: Tensor, weight: Tensor, kept: Tensor, directions: int) -> tuple[Tensor, Tensor]:
+    """GWᵀ and random projections of G, over chunks of columns added up in float64.
+
+    The space of shares is taken from projections of the rows rather than from their inner products, whose rounding would be
+    that of the squares.
+    """
     count, width = len(kept), gradient.shape[1]
-    wide = gradient.device.type != "cpu" or count * count * width < 2**31
+    wide = gradient.device.type != "cpu" or count * count * width < 2**30
     kind = torch.float64 if wide else torch.float32
     products = gradient.new_zeros((count, count), dtype=torch.float64)
-    inner, sketch = torch.zeros_like(products), products.new_zeros(count, SKETCH)
-    draws = torch.Generator().manual_seed(0)
-    whole = len(kept) == len(gradient)
+    projected = products.new_zeros(count, directions)
+    draws = torch.Generator(gradient.device).manual_seed(0)
+    whole = count == len(gradient)
     for start in range(0, width, CHUNK):
         columns = slice(start, start + CHUNK)
         rows = (gradient[:, columns] if whole else gradient[kept, columns]).to(kind)
         weights = (weight[:, columns] if whole else weight[kept, columns]).to(kind)
-        directions = torch.randn(rows.shape[1], SKETCH, generator=draws).to(rows)
+        onto = torch.randn(rows.shape[1], directions, generator=draws, device=rows.device).to(kind)
         products += (rows @ weights.T).double()
-        inner += (rows @ rows.T).double()
-        sketch += (rows @ directions).double()
-    return products, inner, sketch / math.sqrt(width)
+        projected += (rows @ onto).double()
+    return products, projected / math.sqrt(width)
 
 
 def _rank(values: Float64[Tensor, " n"], most: int | None) -> tuple[int, float]:
-    """The largest fall of the singular values; the number of rows where they fall nowhere by much."""
+    """How many singular values are more than rounding, and how far they fall there; all of them where they fall nowhere.
+
+    What stands behind as many values as there can be samples is rounding, and measures it.
+    """
     floored = values.clamp_min(FLOOR * values[0])
+    if most and most < len(values):
+        signal = floored[:most] > ABOVE_ROUNDING * floored[most]
+        rank = max(1, int(signal.sum()))
+        return rank, float(floored[rank - 1] / floored[most])
     falls = floored[:-1] / floored[1:]
-    if most is not None and 0 < most < len(values):
-        falls = falls[:most]
-    if len(falls) == 0:
-        return 1, math.inf
-    place = int(falls.argmax())
-    fall = float(falls[place])
-    return (place + 1, fall) if fall > 20 else (len(values), 1.0)
+    large = (falls > CLEAR_FALL).nonzero()[:, 0]
+    if len(large) == 0:
+        return len(values), 1.0
+    return int(large[-1]) + 1, float(falls[large[-1]])

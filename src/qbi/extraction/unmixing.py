@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Float, Float64, Int
 from torch import Tensor
 
-from qbi.extraction.independent import contrasts, independent_components
+from qbi.extraction.independent import contrasts, independent_components, is_image
 from qbi.extraction.system import System
 
 RESTARTS = 12
@@ -35,8 +35,11 @@ SURE_PART = 0.7
 MOST_WORK = 3e11
 """Multiplications of one restart up to which it is tried."""
 
-RANDOM_STARTS = 6
-"""Random directions per unknown one, where nothing is known of the data."""
+RANDOM_STARTS, FEWEST_STARTS = 6, 200
+"""Random directions per unknown one, where nothing is known of the data, and at the least."""
+
+MOST_BY_SPARSITY = 64
+"""Samples up to which random starts have a chance."""
 
 
 @dataclass(frozen=True)
@@ -78,8 +81,8 @@ def unmix(
         samples = components @ complement.T
         samples = samples / (samples @ bias)[:, None]
         found, zeros = by_pattern(basis, samples @ to_activations)
-        if restart % 2 and rank <= 64:
-            more, counts = by_sparsity(basis, RANDOM_STARTS * rank, draws)
+        if rank <= MOST_BY_SPARSITY and (fruitless or not is_image(shape)):
+            more, counts = by_sparsity(basis, max(FEWEST_STARTS, RANDOM_STARTS * rank), draws)
             found, zeros = torch.cat([found, more], 1), torch.cat([zeros, counts])
         before = exact.shape[1]
         exact, rough = _sort_out(exact, found, zeros, system)
