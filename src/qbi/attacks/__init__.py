@@ -2,6 +2,7 @@
 
 from qbi.attacks.base import Attack, Carried, Domain, InGramSpace, Knowledge, Mounted, Reading, SampleSource
 from qbi.attacks.cascade import Cascade
+from qbi.attacks.copies import Copies
 from qbi.attacks.imprint import Imprint
 from qbi.attacks.mirrored import Mirrored
 from qbi.attacks.mounting import carry, mount
@@ -9,6 +10,7 @@ from qbi.attacks.pairs import PAIRS
 from qbi.attacks.passive import Passive
 from qbi.attacks.qbi import QBI
 from qbi.attacks.registry import ATTACKS
+from qbi.attacks.scaled import Scaled
 from qbi.attacks.trap_weights import TrapWeights
 
 __all__ = [
@@ -18,6 +20,7 @@ __all__ = [
     "Attack",
     "Carried",
     "Cascade",
+    "Copies",
     "Domain",
     "Imprint",
     "InGramSpace",
@@ -27,6 +30,7 @@ __all__ = [
     "Passive",
     "Reading",
     "SampleSource",
+    "Scaled",
     "TrapWeights",
     "carry",
     "mount",

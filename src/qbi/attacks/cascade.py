@@ -7,8 +7,8 @@ activation patterns alone, which cost nothing in Gram space.
 """
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import ClassVar
 
@@ -21,7 +21,9 @@ from qbi.attacks.base import Attack, Carried, InGramSpace, Knowledge, Mounted, R
 from qbi.attacks.heads import wake_head
 from qbi.attacks.whole import read_whole
 from qbi.errors import BadValue, require_positive
+from qbi.exposure.pattern import leakage
 from qbi.gram import gram, law
+from qbi.metrics.leakage import mean_leakage
 from qbi.randomness import generator as named_generator
 from qbi.records import Candidates, CraftedRows, Update
 
@@ -53,6 +55,13 @@ class Spread:
     def biases(self, neurons: int, batch_size: int, features: int) -> Float64[Tensor, " n"]:
         """The bias that lets a row of standard normal weights fire at its quantile."""
         return torch.from_numpy(ndtri(self.quantiles(neurons, batch_size).numpy())) * math.sqrt(features)
+
+
+SCARCE = (Spread(1.0, 0.5, 2.0), Spread(2.0, 0.2, 1.0), Spread(2.0, 0.05, 0.5))
+"""Spreads that do well where there are few rows for a sample."""
+
+DRAWN = 8
+"""Layers drawn for an expectation."""
 
 
 @dataclass(frozen=True)
@@ -121,6 +130,26 @@ class Cascade(Attack):
         """Exact in law: N(0, G) above each row's own bias."""
         biases = self.spread.biases(neurons, self.batch_size, batch.features).to(batch.test)
         return law(batch.test).sample(neurons, generator) > -biases[:, None]
+
+    def expected(
+        self, batch: InGramSpace, neurons: Sequence[int], generator: torch.Generator
+    ) -> tuple[dict[str, float], ...]:
+        """Where rows are scarce, at the best of a few spreads, as a server would choose it."""
+        out = []
+        for count in neurons:
+            tried = (self.spread,) if count >= ROOMY * len(batch.test) else (self.spread, *SCARCE)
+            found = [self._expected_at(spread, batch, count, generator) for spread in tried]
+            out.append(max(found, key=lambda f: f["recall"]))
+        return tuple(out)
+
+    def _expected_at(
+        self, spread: Spread, batch: InGramSpace, neurons: int, generator: torch.Generator
+    ) -> dict[str, float]:
+        attack = replace(self, spread=spread, batch_size=max(2, len(batch.test)))
+        patterns = [attack.firing(batch, neurons, generator) for _ in range(DRAWN)]
+        measured = mean_leakage([leakage(fired) for fired in patterns])
+        recall = sum(float(peeled(fired).double().mean()) for fired in patterns) / DRAWN
+        return {"active": measured["active"], "precision": measured["precision"], "recall": recall}
 
     def readable(self, fired: Bool[Tensor, "n b"]) -> Bool[Tensor, " b"]:
         """Who is reached by taking samples out of rows one after another; unmixing may add to it."""

@@ -4,15 +4,19 @@ from collections.abc import Iterable, Sequence
 
 from qbi.attacks.base import Attack
 from qbi.attacks.cascade import Cascade
+from qbi.attacks.copies import Copies
 from qbi.attacks.imprint import Imprint
 from qbi.attacks.mirrored import Mirrored
 from qbi.attacks.pairs import PAIRS
 from qbi.attacks.passive import Passive
 from qbi.attacks.qbi import QBI
+from qbi.attacks.scaled import Scaled
 from qbi.attacks.trap_weights import TrapWeights
 from qbi.errors import BadValue
 
-ATTACKS: dict[str, type[Attack]] = {a.key: a for a in (Passive, Cascade, QBI, PAIRS, TrapWeights, Imprint, Mirrored)}
+ATTACKS: dict[str, type[Attack]] = {
+    a.key: a for a in (Passive, Cascade, QBI, PAIRS, TrapWeights, Imprint, Mirrored, Scaled, Copies)
+}
 """In the order in which they are run and shown. An attack of one's own is added with `ATTACKS[key] = MyAttack`."""
 
 BY_DEFAULT: tuple[str, ...] = (Passive.key, Cascade.key, QBI.key)

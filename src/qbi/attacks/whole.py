@@ -171,6 +171,41 @@ def _silent_where_it_must_be(system: System, shares: Tensor, z: Tensor) -> Tenso
     return ((fires == (z > 0)) | ~clear).all(1)
 
 
+def read_states(
+    weight_gradient: Tensor,
+    bias_gradient: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    *,
+    rounding: float | None = None,
+    shape: tuple[int, ...] = (),
+) -> Candidates:
+    """Read a rectified layer from its gradients and the weights that were sent, nothing being known of the rest of the model.
+
+    A batch that unmixing takes apart proves itself: each sample sends nothing through just the rows that it leaves silent.
+    """
+    single = read_rows(weight_gradient, bias_gradient, rounding=rounding)
+    single = replace(single, **_unproven(len(single.rows), single.samples))
+    try:
+        system = build_system(weight_gradient, bias_gradient, weight, bias, rounding=rounding)
+    except CannotRead:
+        return single
+    if not system.tells_samples_apart:
+        return single
+    unmixed = unmix(system, weight_gradient, shape)
+    solved = coefficients_of(system, unmixed.exact) if unmixed.complete else None
+    if solved is None:
+        return single
+    coefficients, shares = solved
+    proven = _silent_where_it_must_be(system, shares, coefficients @ system.products)
+    if not bool(proven.any()):
+        return single
+    samples = (coefficients @ weight_gradient[system.kept].double()).to(single.samples.dtype)
+    rows = system.kept[(shares.abs() / system.sizes).argmax(1)]
+    first = Candidates(samples, rows, torch.ones_like(rows), **_unproven(len(rows), samples))
+    return joined(replace(first, certified=proven), single)
+
+
 def _unproven(count: int, like: Tensor) -> dict[str, Tensor]:
     return {
         "certified": torch.zeros(count, dtype=torch.bool, device=like.device),

@@ -205,6 +205,7 @@ class Campaign:
             gain=gain,
             gains=gains or {},
             recovered_samples=tuple(tuple(t.recoveries[EXACT].recovered.nonzero()[:, 0].tolist()) for t in trials),
+            certified=_mean_certified(trials),
         )
 
     def _predicted(self, mounted: Mounted, trial: Trial) -> dict[str, float] | None:
@@ -219,3 +220,8 @@ class Campaign:
 
 def _one_position(trials: Sequence[Trial]) -> bool:
     return all(len(t.truth) == len(t.chosen) for t in trials)
+
+
+def _mean_certified(trials: Sequence[Trial]) -> float | None:
+    counts = [t.certified for t in trials if t.certified is not None]
+    return sum(counts) / len(counts) if counts else None

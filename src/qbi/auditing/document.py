@@ -44,6 +44,7 @@ def to_document(result: AuditResult) -> dict[str, Any]:
         "layers": [_layer(f) for f in result.layers],
         "path": list(result.path),
         "attacks": [_attack(a) for a in result.attacks],
+        "beside": [{"what": s.what, "layer": s.layer, "share": s.share, "note": s.note} for s in result.beside],
         "untested": [{"attack": u.attack, "layer": u.layer, "reason": u.reason} for u in result.untested],
         "defences": [_defence(d) for d in result.defences],
         "prediction": None
@@ -97,6 +98,7 @@ def _attack(outcome: AttackOutcome) -> dict[str, Any]:
         },
         "predicted": None if outcome.predicted is None else dict(outcome.predicted),
         "limit": None if outcome.limit is None else dict(outcome.limit),
+        "certified": outcome.certified,
         "gain": outcome.gain,
         "gains": {f"{g:g}": r for g, r in outcome.gains.items()},
         "recovered_samples": [list(s) for s in outcome.recovered_samples],

@@ -2,7 +2,9 @@
 
 A row in which one sample stands alone gives that sample; a row with several gives a mixture. Which is which cannot be
 seen from one row. Two rows that give the same vector to the last digits can: mixtures of different rows do not agree.
-So candidates are ranked by how many rows gave them, and those with two or more are called sure.
+So candidates are ranked by how many rows gave them, and those with two or more are called sure. Where the weights that were
+sent are known and a rectifier follows, the whole batch may come apart, and then every sample is proven: it sends nothing
+through just the rows that it leaves silent.
 """
 
 from collections.abc import Iterator, Mapping
@@ -13,6 +15,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from qbi.attacks.whole import read_states
 from qbi.errors import DataError
 from qbi.extraction import difference_rounding, read_rows, weight_difference
 
@@ -31,6 +34,8 @@ class LayerReplay:
     samples: Float[Tensor, "k m"]
     support: Int[Tensor, " k"]
     source: Int[Tensor, " k"]
+    proven: int = 0
+    """Candidates, the first ones, that the weights that were sent prove: a whole batch, taken apart."""
 
     @property
     def sure(self) -> int:
@@ -45,6 +50,7 @@ class LayerReplay:
             "moved": self.moved,
             "candidates": len(self.support),
             "sure": self.sure,
+            "proven": self.proven,
             "support": self.support.tolist(),
             "source_rows": self.source.tolist(),
         }
@@ -72,7 +78,9 @@ def linear_pairs(update: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor, Te
             yield name.removesuffix(".weight") or name, weight, bias
 
 
-def replay(update: Mapping[str, Tensor], before: Mapping[str, Tensor] | None = None) -> list[LayerReplay]:
+def replay(
+    update: Mapping[str, Tensor], before: Mapping[str, Tensor] | None = None, *, shape: tuple[int, ...] = ()
+) -> list[LayerReplay]:
     """Read every linear layer with a bias out of an update, the most telling layer first.
 
     With the weights `before`, the update is their difference to others, and rows agree up to the rounding of weights.
@@ -81,11 +89,16 @@ def replay(update: Mapping[str, Tensor], before: Mapping[str, Tensor] | None = N
         if not bool(torch.isfinite(value).all()):
             raise DataError(f"replay: {name} has NaN or infinite values; nothing can be read from it.")
     found = []
-    sizes = {} if before is None else {layer: weight for layer, weight, _ in linear_pairs(before)}
+    sent = {} if before is None else {layer: (weight, bias) for layer, weight, bias in linear_pairs(before)}
     for layer, weight, bias in linear_pairs(update):
-        rounding = difference_rounding(sizes[layer].float(), weight) if layer in sizes else None
-        read = read_rows(weight, bias, rounding=rounding)
-        found.append(LayerReplay(layer, len(weight), int((bias != 0).sum()), read.samples, read.support, read.rows))
+        read, proven = read_rows(weight, bias), 0
+        if layer in sent and before is not None:
+            own = sent[layer]
+            rounding = difference_rounding(own[0].float(), weight)
+            read = read_states(weight, bias, own[0].float(), own[1].float(), rounding=rounding, shape=shape)
+            proven = 0 if read.certified is None else int(read.certified.sum())
+        moved = int((bias != 0).sum())
+        found.append(LayerReplay(layer, len(weight), moved, read.samples, read.support, read.rows, proven))
     if not found:
         raise DataError("replay: no linear layer with a bias in it; there is nothing to divide by.")
-    return sorted(found, key=lambda f: (f.sure, f.samples.shape[1]), reverse=True)
+    return sorted(found, key=lambda f: (f.proven, f.sure, f.samples.shape[1]), reverse=True)

@@ -34,6 +34,8 @@ class AttackOutcome:
     gain: float
     gains: Mapping[float, float]
     recovered_samples: tuple[tuple[int, ...], ...]
+    certified: float | None = None
+    """Candidates that the reader proved without the truth, per batch; None where its attack proves none."""
 
     @property
     def recall(self) -> float:
@@ -51,6 +53,16 @@ class Untested:
 
     def __str__(self) -> str:
         return f"{self.attack} on {self.layer}: not tested ({self.reason})"
+
+
+@dataclass(frozen=True)
+class SideReading:
+    """Something that is read beside the samples: what, through which layer, how much of it, and what that means."""
+
+    what: str
+    layer: str
+    share: float
+    note: str
 
 
 @dataclass(frozen=True)
@@ -109,6 +121,7 @@ class AuditResult:
     path: tuple[str, ...]
     attacks: tuple[AttackOutcome, ...]
     untested: tuple[Untested, ...]
+    beside: tuple[SideReading, ...]
     defences: tuple[DefenceOutcome, ...]
     curve: Curve | None
     advice: tuple[str, ...]

@@ -15,6 +15,7 @@ from qbi.attacks.registry import BY_DEFAULT, select
 from qbi.auditing.campaign import Attempt, Campaign
 from qbi.auditing.client import Client
 from qbi.auditing.doubts import find_doubts
+from qbi.auditing.effortless import side_readings
 from qbi.auditing.forecast import forecast
 from qbi.auditing.gallery import make_gallery
 from qbi.auditing.losses import check_value, choose_loss
@@ -119,6 +120,7 @@ def audit(
         path=() if strongest is None else _path(traced, strongest.outcome.layer),
         attacks=outcomes,
         untested=tuple(untested),
+        beside=side_readings(campaign, findings),
         defences=after,
         curve=curve,
         advice=advise(worst, after, curve, client, findings),

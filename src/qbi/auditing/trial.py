@@ -1,6 +1,8 @@
 """One answer of the client, a real step on a real batch, and what a server reads of it."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +19,10 @@ from qbi.federation.exposed import ClientStep, exposed_step
 from qbi.federation.local import local_update
 from qbi.metrics import THRESHOLDS, Recoveries, match
 from qbi.randomness import generator
-from qbi.records import Leakage, Update
+from qbi.records import Candidates, Leakage, Update
+
+ROUNDINGS: Mapping[Precision, float | None] = {"float32": None, "bfloat16": 2.0**-9, "float16": 2.0**-12}
+"""The relative error of what is sent, where it is not that of its type."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +37,8 @@ class Trial:
     arrived: Tensor
     chosen: Tensor
     in_sample_space: bool
+    certified: int | None = None
+    """How many candidates the reader proved without the truth; None where its attack proves none."""
 
 
 @dataclass(frozen=True)
@@ -93,14 +100,18 @@ def read_answer(
     """What a server reads of an answer, with a defence of the client's if there is one."""
     step = answer.step if defence is None else defence.apply(answer.step, generator(seed, "defence", defence.name))
     update = _rounded(step.update, client.precision)
-    truth, read, exact = _read(mounted, update, answer, samples, Reading(loss=loss, seed=seed))
+    targets: Literal["classes", "numbers"] = "numbers" if samples.targets.is_floating_point() else "classes"
+    how = Reading(loss=loss, targets=targets, rounding=ROUNDINGS[client.precision], seed=seed)
+    truth, candidates, exact = _read(mounted, update, answer, samples, how)
+    read = candidates.samples
     recoveries = match(read, truth, data_range=samples.data_range if exact else _range(truth))
     shown = torch.zeros_like(truth)
     for threshold in reversed(THRESHOLDS):
         recovery = recoveries[threshold]
         shown[recovery.recovered] = read[recovery.candidate[recovery.recovered]].to(shown)
     arrived = mounted.carrier.arrived(answer.seen.features).cpu()
-    return Trial(leakage(answer.seen.fired.cpu()), recoveries, truth, shown, arrived, answer.chosen, exact)
+    proven = None if candidates.certified is None else int(candidates.certified.sum())
+    return Trial(leakage(answer.seen.fired.cpu()), recoveries, truth, shown, arrived, answer.chosen, exact, proven)
 
 
 def _rounded(update: Update, precision: Precision) -> Update:
@@ -112,7 +123,7 @@ def _rounded(update: Update, precision: Precision) -> Update:
 
 def _read(
     mounted: Mounted, update: Update, answer: Answer, samples: Samples, how: Reading
-) -> tuple[Tensor, Tensor, bool]:
+) -> tuple[Tensor, Candidates, bool]:
     """Truth and candidates in one space: the client's own data where the way there is known, the layer's input else."""
     carrier = mounted.carrier
     approximate = any(
@@ -120,10 +131,10 @@ def _read(
         for step in carrier.steps
     )
     if carrier.places is None or approximate:
-        rows = mounted.read_at_layer(update, how).samples
+        found = mounted.read_at_layer(update, how)
         known = carrier.standing
-        found = (rows - known.offset.to(rows)) / known.scale.to(rows)
-        return carrier.arrived(answer.seen.features).cpu(), found.cpu(), False
+        values = (found.samples - known.offset.to(found.samples)) / known.scale.to(found.samples)
+        return carrier.arrived(answer.seen.features).cpu(), replace(found, samples=values.cpu()), False
     source = answer.inputs[carrier.source]
     if carrier.embedding is not None:
         with torch.no_grad():
@@ -131,11 +142,11 @@ def _read(
     whole = flat(source.float())
     places = carrier.places.to(whole.device)
     truth = whole[:, places].reshape(-1, places.shape[-1])
-    found = mounted.read(update, how).samples
+    found = mounted.read(update, how)
     # Judged in pixels only where every pixel came along.
     if carrier.tokens == 1 and carrier.features == whole.shape[1] and carrier.embedding is None:
-        return samples.pixels(truth).cpu(), samples.pixels(found).cpu(), True
-    return truth.cpu(), found.cpu(), False
+        return samples.pixels(truth).cpu(), replace(found, samples=samples.pixels(found.samples).cpu()), True
+    return truth.cpu(), replace(found, samples=found.samples.cpu()), False
 
 
 def _range(truth: Tensor) -> float:

@@ -183,6 +183,8 @@ def _show(result: "AuditResult", out: Path) -> None:
         measures.add_row(f"{missing.attack}, {missing.layer}", "not tested", "–", "–", "–")
     console.print(measures)
     console.print(result.verdict, style="bold", highlight=False)
+    for side in result.beside:
+        console.print(f"Beside: {side.what}, {side.layer}: {percent(side.share)} % ({side.note}).", highlight=False)
     for line in result.advice:
         console.print(f"• {line}", highlight=False)
     for line in result.doubts:

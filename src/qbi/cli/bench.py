@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 
 def bench(
-    size: Annotated[Literal["cifar", "imagenet", "all"], typer.Option(help="Shapes to time.")] = "all",
+    size: Annotated[
+        Literal["cifar", "honest", "wide", "imagenet", "all"], typer.Option(help="Shapes to time.")
+    ] = "all",
     repeats: Annotated[int, typer.Option(min=1, help="Runs of ours; the median counts.")] = 3,
     out: Annotated[Path, typer.Option(help="Where the JSON goes.")] = Path("out/bench.json"),
     seed: Seed = 0,
@@ -29,11 +31,22 @@ def bench(
 
     [bold]Example:[/bold] qbi bench --size cifar
     """
-    from qbi.benchmarks import Comparison, Shape, bench_aggp, bench_evaluation, bench_pairs, bench_step
+    from qbi.benchmarks import (
+        Comparison,
+        Shape,
+        attacks_for,
+        bench_aggp,
+        bench_evaluation,
+        bench_pairs,
+        bench_step,
+        bench_whole,
+    )
 
     where = checked_device(device)
     shapes = {
         "cifar": Shape("CIFAR-10 (200, 20)", 200, 20, 3072),
+        "honest": Shape("CIFAR-10 (200, 32)", 200, 32, 3072),
+        "wide": Shape("CIFAR-10 (1000, 64)", 1000, 64, 3072),
         "imagenet": Shape("ImageNet (1000, 200)", 1000, 200, 150_528),
     }
     results: list[Comparison] = []
@@ -44,7 +57,12 @@ def bench(
             log.print(f"{shape.name}: making data, then timing …")
         data = _samples(shape, seed).to(where)
         results.append(bench_evaluation(shape, data[: shape.batch_size], seed=seed, repeats=repeats))
-        results.append(bench_pairs(shape, data, seed=seed, repeats=repeats))
+        if shape.neurons <= len(data):
+            results.append(bench_pairs(shape, data, seed=seed, repeats=repeats))
+        results += [
+            bench_whole(shape, data[: shape.batch_size], attack, seed=seed, repeats=repeats)
+            for attack in attacks_for(shape)
+        ]
         del data
         results.append(bench_aggp(shape, where, seed=seed, repeats=repeats))
     cost = bench_step(where, seed=seed, repeats=max(2, repeats))

@@ -48,7 +48,7 @@ def replay(
     update = {n: v.float() for n, v in first.items() if v.is_floating_point()}
     if after is not None:
         update = difference(first, load_parameters(after))
-    found = read(update, first if after is not None else None)
+    found = read(update, first if after is not None else None, shape=dimensions or ())
     if layer is not None:
         found = [f for f in found if f.layer == layer]
         if not found:
@@ -72,12 +72,16 @@ def replay(
         typer.echo(document, nl=False)
         return
     table = Table(title="What this update gives away")
-    for name in ("layer", "rows", "rows that moved", "candidates", "sure"):
+    for name in ("layer", "rows", "rows that moved", "candidates", "sure", "proven"):
         table.add_column(name, justify="left" if name == "layer" else "right")
     for entry in found:
-        table.add_row(entry.layer, str(entry.rows), str(entry.moved), str(len(entry.support)), str(entry.sure))
+        table.add_row(
+            entry.layer, str(entry.rows), str(entry.moved), str(len(entry.support)), str(entry.sure), str(entry.proven)
+        )
     console.print(table)
-    console.print(f"Sure: two rows or more gave the same vector. Everything is under {out}.")
+    console.print(
+        f"Sure: two rows or more gave the same vector. Proven: a whole batch, each sample silent where the sent weights say so. Everything is under {out}."
+    )
 
 
 def _shape(text: str | None) -> tuple[int, ...] | None:

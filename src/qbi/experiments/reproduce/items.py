@@ -8,6 +8,7 @@ import torch
 
 from qbi.errors import BadValue
 from qbi.experiments.reproduce import figures, image_cells, tables, text_cells
+from qbi.experiments.reproduce.beyond_cells import BEYOND_GRID, BEYOND_TEXT_GRID, beyond_images, beyond_texts
 from qbi.experiments.reproduce.cells import FEDERATION_GRID, GRID, TEXT_GRID, Approach, Cell, Result
 from qbi.experiments.reproduce.federation_cells import federation_cell
 from qbi.experiments.reproduce.prepared import map_images, map_texts
@@ -43,6 +44,13 @@ def _images(name: str, *, normalisation: bool = False) -> Callable[[Cell, Workpl
     return compute
 
 
+def _beyond(name: str) -> Callable[[Cell, Workplace], Result]:
+    def compute(cell: Cell, place: Workplace) -> Result:
+        return beyond_images(cell, map_images(place.folders[name], "cpu").data, place.device)
+
+    return compute
+
+
 def _texts(cell: Cell, place: Workplace) -> Result:
     of = text_cells.text_cell if cell.route == "gram" else text_cells.real_text_cell
     return of(cell, map_texts(place.folders["imdb"]), place.device)
@@ -55,6 +63,11 @@ FAMILIES = {
     "synthetic": Family(lambda cell, place: synthetic_cell(cell, place.device), runs=SYNTHETIC_RUNS),
     "imagenet-normalisation": Family(_images("imagenet", normalisation=True)),
     "cifar10-normalisation": Family(_images("cifar10", normalisation=True)),
+    "beyond-imagenet": Family(_beyond("imagenet"), BEYOND_GRID),
+    "beyond-cifar10": Family(_beyond("cifar10"), BEYOND_GRID),
+    "beyond-imdb": Family(
+        lambda cell, place: beyond_texts(cell, map_texts(place.folders["imdb"]), place.device), BEYOND_TEXT_GRID
+    ),
     "federation": Family(
         lambda cell, place: federation_cell(cell, map_images(place.folders["cifar10"], "cpu").data), FEDERATION_GRID
     ),
@@ -101,6 +114,15 @@ ITEMS = (
         CIFAR,
         tables.federation_table,
     ),
+    Item(
+        "beyond-imagenet",
+        "Whole batches of ImageNet",
+        ("beyond-imagenet", "imagenet"),
+        IMAGENET,
+        tables.beyond_table,
+    ),
+    Item("beyond-cifar10", "Whole batches of CIFAR-10", ("beyond-cifar10", "cifar10"), CIFAR, tables.beyond_table),
+    Item("beyond-imdb", "Whole batches of IMDB", ("beyond-imdb", "imdb"), IMDB, tables.beyond_table),
     Item("figure-batch", "A batch and what was read of it", data=IMAGENET, draw=figures.draw_batch),
     Item(
         "figure-passive", "What a benign network leaks, without and with AGGP", data=IMAGENET, draw=figures.draw_passive
@@ -143,12 +165,13 @@ def compute(cell: Cell, place: Workplace) -> tuple[Result, float]:
 
 
 def select(names: Sequence[str]) -> list[Item]:
-    """Items by name; `all`, `tables` and `figures` stand for groups."""
+    """Items by name; `all`, `tables`, `figures` and `beyond` stand for groups."""
     known = {item.name: item for item in ITEMS}
     groups = {
         "all": list(ITEMS),
         "tables": [item for item in ITEMS if item.table is not None],
         "figures": [item for item in ITEMS if item.draw is not None],
+        "beyond": [item for item in ITEMS if item.name.startswith("beyond-")],
     }
     chosen: dict[str, Item] = {}
     for name in names or ("all",):

@@ -3,7 +3,8 @@
 import math
 from typing import Protocol, runtime_checkable
 
-from qbi.attacks import PAIRS, QBI, TrapWeights
+from qbi.attacks import PAIRS, QBI, Cascade, Passive, TrapWeights
+from qbi.experiments.reproduce.beyond_cells import BEYOND_GRID, BEYOND_TEXT_GRID
 from qbi.experiments.reproduce.cells import FEDERATION_GRID, GRID, TEXT_GRID, Cell, Result
 from qbi.experiments.reproduce.federation_cells import scenario_names
 from qbi.experiments.reproduce.methods import METHODS
@@ -56,7 +57,7 @@ class Results:
         if item not in self.known:
             self.known[item] = self.store.results(item, self.seed, self.route)
         chosen = sorted(c for c in self.known[item] if (c.neurons, c.batch_size) == (neurons, batch_size))
-        return [self.known[item][cell][method][quantity] for cell in chosen]
+        return [found[method][quantity] for cell in chosen if method in (found := self.known[item][cell])]
 
     def interval(self, item: str, neurons: int, batch_size: int, method: str, quantity: str) -> Interval | None:
         """Mean and interval over runs, in percent; none where nothing was computed."""
@@ -145,6 +146,28 @@ def normalisation_table(results: Results, item: Named) -> TableView:
     return TableView(
         item.name, item.title, columns, tuple(rows), (True,) * 6, tolerance=2.5, mean_tolerance=1.0, note=note
     )
+
+
+def beyond_table(results: Results, item: Named) -> TableView:
+    """The paper's attacks beside servers that read an answer as a whole; the paper has values for the first two."""
+    own, plain = item.families
+    columns = ("QBI", "PAIRS", "cascade, exact", "cascade, 60 dB", "unmixing, exact", "unmixing, 60 dB")
+    rows = []
+    for n, b in BEYOND_TEXT_GRID if plain == "imdb" else BEYOND_GRID:
+        known = (n, b) in (TEXT_GRID if plain == "imdb" else GRID)
+        paper = published_cell(f"{plain}_recall", n, b) if known else {}
+        entries = []
+        for attack in (QBI, PAIRS):
+            published = paper[attack.key]["value"] if known else None
+            entries.append(Entry(results.interval(plain, n, b, attack.key, "recall") if known else None, published))
+        for key in (Cascade.key, Passive.key):
+            entries += [Entry(results.interval(own, n, b, key, q), None) for q in ("recall", "faithful")]
+        rows.append((f"({n}, {b})", tuple(entries)))
+    note = (
+        "Cascade and unmixing: real float32 gradients of a two-layer network, one batch a run, samples counted one to one. "
+        "Unmixing changes nothing in the model; it is tried up to 128 samples."
+    )
+    return TableView(item.name, item.title, columns, tuple(rows), (False,) * 6, 0.0, 0.0, note=note)
 
 
 def wilcoxon_table(results: Results, item: Named) -> TableView:

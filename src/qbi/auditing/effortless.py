@@ -1,0 +1,97 @@
+"""What else a server reads of an honest model's answer without any effort: labels, tokens, layers without a bias."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from qbi.auditing.campaign import Campaign
+from qbi.auditing.result import SideReading
+from qbi.auditing.survey import Finding
+from qbi.auditing.trial import chosen_batch
+from qbi.errors import CannotRead
+from qbi.exposure import isolated_samples, observe
+from qbi.extraction.labels import label_counts, shared
+from qbi.extraction.tokens import tokens_moved, tokens_spanned
+from qbi.federation import client_step
+from qbi.records import Update
+
+
+def side_readings(campaign: Campaign, findings: list[Finding]) -> tuple[SideReading, ...]:
+    """All of them, on the first batch."""
+    if campaign.client.local_steps:
+        return ()
+    chosen = chosen_batch(campaign.samples, campaign.client, campaign.seed, 0)
+    inputs, targets = campaign.samples.batch(chosen, campaign.device)
+    update = client_step(campaign.model, inputs, targets, loss=campaign.loss, seed=campaign.seed)
+    found = [*_labels(campaign, update, targets), *_tokens(campaign.model, update, inputs)]
+    return (*found, *_without_bias(campaign, update, inputs, findings))
+
+
+def _labels(campaign: Campaign, update: Update, targets: Tensor) -> Iterator[SideReading]:
+    if targets.is_floating_point() or targets.dim() != 1:
+        return
+    linear = [(n, m) for n, m in campaign.model.named_modules() if isinstance(m, nn.Linear) and m.bias is not None]
+    if not linear or f"{linear[-1][0]}.bias" not in update.gradients:
+        return
+    name, head = linear[-1]
+    if head.out_features < 2 or int(targets.max()) >= head.out_features:
+        return
+    counts = label_counts(update.gradients[f"{name}.bias"].cpu(), len(targets))
+    truth = torch.bincount(targets.cpu(), minlength=head.out_features)
+    note = "how often each class stands in the batch, from the head's bias gradient; whose label is whose comes with the sample"
+    yield SideReading("labels", name, shared(counts, truth), note)
+
+
+def _tokens(model: nn.Module, update: Update, inputs: tuple[Tensor, ...]) -> Iterator[SideReading]:
+    for name, module in model.named_modules():
+        if not isinstance(module, nn.Embedding):
+            continue
+        ids = next((i for i in inputs if not i.is_floating_point() and int(i.max()) < module.num_embeddings), None)
+        if ids is None:
+            continue
+        present = torch.zeros(module.num_embeddings, dtype=torch.bool, device=ids.device)
+        present[ids.flatten()] = True
+        gradient = update.gradients.get(f"{name}.weight")
+        if gradient is not None and gradient.shape == module.weight.shape:
+            read, how = tokens_moved(gradient), "rows of the embedding that got a gradient"
+        else:
+            spanned = _first_layer_span(model, update, module)
+            if spanned is None:
+                continue
+            read, how = spanned, "frozen embedding: tokens in the span of the first layer's gradient"
+        right = int((read & present).sum()) / max(1, int(present.sum()))
+        extra = int((read & ~present).sum())
+        yield SideReading(
+            "tokens", name, right, f"{how}; {int(present.sum())} different ones in the batch, {extra} named wrongly"
+        )
+
+
+def _first_layer_span(model: nn.Module, update: Update, embedding: nn.Embedding) -> Tensor | None:
+    for name, module in model.named_modules():
+        gradient = update.gradients.get(f"{name}.weight")
+        if isinstance(module, nn.Linear) and module.in_features == embedding.embedding_dim and gradient is not None:
+            return tokens_spanned(gradient, embedding.weight.detach())
+    return None
+
+
+def _without_bias(
+    campaign: Campaign, update: Update, inputs: tuple[Tensor, ...], findings: list[Finding]
+) -> Iterator[SideReading]:
+    """Rows of a layer without a bias still give each sample that stands alone in one, up to a factor."""
+    for finding in findings:
+        gradient = update.gradients.get(f"{finding.name}.weight")
+        if finding.target.has_bias or gradient is None:
+            continue
+        try:
+            seen = observe(campaign.model, finding.name, inputs, seed=campaign.seed)
+        except CannotRead:
+            continue
+        rows = gradient[gradient.norm(dim=1) > 0]
+        unit = rows / rows.norm(dim=1, keepdim=True)
+        truth = seen.features / seen.features.norm(dim=1, keepdim=True).clamp_min(1e-30)
+        alike = (truth.double() @ unit.double().T).abs()
+        share = float((alike.amax(1) > 1 - 1e-6).double().mean()) if len(rows) else 0.0
+        alone = int(isolated_samples(seen.fired).sum())
+        note = f"up to one number that range or norm fix; {alone} stand alone in a row. A missing bias is no protection"
+        yield SideReading("inputs without a bias", finding.name, share, note)
