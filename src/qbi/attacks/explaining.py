@@ -154,7 +154,11 @@ class ByNumber:
         own = (pulls * slopes[torch.arange(len(z), device=z.device), :, rows]).sum(1)
         size = wanted / torch.where(own == 0, torch.nan, own)
         none = torch.full((len(z),), -1, device=z.device)
-        return none, (pulls * size[:, None]).nan_to_num(0.0), torch.where(size.isfinite(), 0.0, torch.inf)
+        return (
+            none,
+            (pulls * size[:, None]).nan_to_num(0.0),
+            torch.zeros_like(size).masked_fill(~size.isfinite(), torch.inf),
+        )
 
     def pulls(
         self,

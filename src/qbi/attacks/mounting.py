@@ -10,8 +10,9 @@ from qbi.attacks.base import Attack, Carried, Mounted
 from qbi.carrier import Carrier, Cause
 from qbi.errors import BadValue, CannotMount
 from qbi.routing.carry import DEFAULT_SHIFT, carry_to
-from qbi.routing.graph import Inputs, Traced, as_inputs, trace
+from qbi.routing.graph import Traced, as_inputs, trace
 from qbi.routing.targets import Target, arriving_shape, targets
+from qbi.routing.tracers import Inputs
 
 SHIFTS = (DEFAULT_SHIFT, 32.0)
 """Tried in turn: the second one where values lie below the first."""

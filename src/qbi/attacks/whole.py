@@ -85,12 +85,12 @@ def _decode(system: System, sent: Carried, update: Update, how: Reading, gradien
     shape = sent.carrier.shape if sent.carrier.columns is None else ()
     unmixed = unmix(system, gradient, shape, known=found.shares if len(found) else None, seed=how.seed)
     directions = torch.cat([unmixed.exact, unmixed.rough], 1)
-    if directions.shape[0] != directions.shape[1]:
-        return _proven(system, found)
-    solved = coefficients_of(system, directions)
-    if solved is None:
-        return _proven(system, found)
-    return _together(system, tail, found, *solved, complete=unmixed.complete)
+    square = directions.shape[0] == directions.shape[1]
+    solved = coefficients_of(system, directions) if square else None
+    read = _proven(system, found)
+    if solved is not None:
+        read = _together(system, tail, found, *solved, complete=unmixed.complete)
+    return read if unmixed.complete else _with_estimates(system, read, unmixed.estimates)
 
 
 def _proven(system: System, found: Found) -> _Read:
@@ -134,6 +134,18 @@ def _together(
         torch.cat([first.labels, torch.full_like(new, -1)]),
         torch.cat([first.rows, rows[new]]),
         torch.cat([first.error, torch.full_like(z[new, 0], torch.inf)]),
+    )
+
+
+def _with_estimates(system: System, read: _Read, estimates: Tensor) -> _Read:
+    """The independent components as they are, after everything that is known better."""
+    count = len(estimates)
+    return _Read(
+        torch.cat([read.coefficients, estimates @ system.basis.T / system.sizes]),
+        torch.cat([read.certified, torch.zeros(count, dtype=torch.bool, device=estimates.device)]),
+        torch.cat([read.labels, torch.full((count,), -1, device=estimates.device)]),
+        torch.cat([read.rows, torch.zeros(count, dtype=torch.long, device=estimates.device)]),
+        torch.cat([read.error, torch.full((count,), torch.inf, device=estimates.device)]),
     )
 
 

@@ -79,13 +79,13 @@ def audit(
     True
     """
     started = time.perf_counter()
-    client = client or Client()
+    say = progress or (lambda _what: None)
     wanted = select(attacks, "audit")
+    client = client or Client()
     if batches < 1:
         raise BadValue(f"audit: {batches} batches; at least one is needed.")
     samples = as_samples(data)
     _check_data(samples, client)
-    say = progress or (lambda _what: None)
     sent = copy.deepcopy(model).to(device).train()
     _check_parameters(sent)
     probe = probe_of(tuple(part.to(device) for part in samples.inputs))
@@ -95,6 +95,23 @@ def audit(
     helper = as_samples(auxiliary) if auxiliary is not None else None
     campaign = Campaign(sent, samples, client, value, batches, seed, device, helper, settings or {})
     attempts, untested = _attempts(campaign, wanted, findings, _chosen(findings, layers), say)
+    result = _assembled(campaign, traced, findings, attempts, untested, say, defences=defences)
+    say("done")
+    return replace(result, model=name or type(model).__name__, loss=loss_name, seconds=time.perf_counter() - started)
+
+
+def _assembled(
+    campaign: Campaign,
+    traced: Traced,
+    findings: list[Finding],
+    attempts: Sequence[Attempt],
+    untested: Sequence[Untested],
+    say: Progress,
+    *,
+    defences: bool,
+) -> AuditResult:
+    """What follows from the attempts: other settings, defences, advice, doubts, pictures."""
+    samples, client = campaign.samples, campaign.client
     crafted = [a for a in attempts if a.outcome.crafted]
     strongest = max(crafted, key=lambda a: a.outcome.recall, default=None)
     outcomes = tuple(a.outcome for a in attempts)
@@ -104,9 +121,9 @@ def audit(
     say("trying defences")
     after = defended(campaign, strongest) if strongest is not None and defences and not client.local_steps else ()
     trials = [trial for a in crafted for trial in a.trials]
-    result = AuditResult(
-        model=name or type(model).__name__,
-        parameters=sum(p.numel() for p in model.parameters()),
+    return AuditResult(
+        model="",
+        parameters=sum(p.numel() for p in campaign.model.parameters()),
         traced_by=traced.how,
         trace_note=traced.note,
         data=samples.name,
@@ -114,8 +131,8 @@ def audit(
         samples=len(samples),
         shape=tuple(tuple(part.shape[1:]) for part in samples.inputs),
         client=client,
-        loss=loss_name,
-        batches=batches,
+        loss="",
+        batches=campaign.batches,
         layers=tuple(findings),
         path=() if strongest is None else _path(traced, strongest.outcome.layer),
         attacks=outcomes,
@@ -124,14 +141,12 @@ def audit(
         defences=after,
         curve=curve,
         advice=advise(worst, after, curve, client, findings),
-        doubts=find_doubts(findings, outcomes, untested, trials, traced, samples, client, batches),
+        doubts=find_doubts(findings, outcomes, untested, trials, traced, samples, client, campaign.batches),
         gallery=Gallery() if strongest is None else make_gallery(strongest.trials[0], strongest.mounted, samples),
-        seed=seed,
+        seed=campaign.seed,
         versions={"qbi": qbi.__version__, "torch": torch.__version__, "python": platform.python_version()},
-        seconds=time.perf_counter() - started,
+        seconds=0.0,
     )
-    say("done")
-    return result
 
 
 def _attempts(

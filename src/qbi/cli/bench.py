@@ -14,7 +14,7 @@ from qbi.files import to_json, write_atomically
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from qbi.benchmarks import Shape
+    from qbi.benchmarks import Comparison, Shape
 
 
 def bench(
@@ -31,40 +31,10 @@ def bench(
 
     [bold]Example:[/bold] qbi bench --size cifar
     """
-    from qbi.benchmarks import (
-        Comparison,
-        Shape,
-        attacks_for,
-        bench_aggp,
-        bench_evaluation,
-        bench_pairs,
-        bench_step,
-        bench_whole,
-    )
+    from qbi.benchmarks import bench_step
 
     where = checked_device(device)
-    shapes = {
-        "cifar": Shape("CIFAR-10 (200, 20)", 200, 20, 3072),
-        "honest": Shape("CIFAR-10 (200, 32)", 200, 32, 3072),
-        "wide": Shape("CIFAR-10 (1000, 64)", 1000, 64, 3072),
-        "imagenet": Shape("ImageNet (1000, 200)", 1000, 200, 150_528),
-    }
-    results: list[Comparison] = []
-    for name, shape in shapes.items():
-        if size not in (name, "all"):
-            continue
-        if not json:
-            log.print(f"{shape.name}: making data, then timing …")
-        data = _samples(shape, seed).to(where)
-        results.append(bench_evaluation(shape, data[: shape.batch_size], seed=seed, repeats=repeats))
-        if shape.neurons <= len(data):
-            results.append(bench_pairs(shape, data, seed=seed, repeats=repeats))
-        results += [
-            bench_whole(shape, data[: shape.batch_size], attack, seed=seed, repeats=repeats)
-            for attack in attacks_for(shape)
-        ]
-        del data
-        results.append(bench_aggp(shape, where, seed=seed, repeats=repeats))
+    results = _timed(size, where, seed, repeats, quiet=json)
     cost = bench_step(where, seed=seed, repeats=max(2, repeats))
     document = {
         "machine": _machine(where),
@@ -100,6 +70,32 @@ def bench(
         f"({1e3 * cost.added:.2f} ms on {1e3 * cost.step:.1f} ms)."
     )
     console.print(f"Peak memory of the whole run {document['peak_memory_gib']} GiB. JSON: {out}")
+
+
+def _timed(size: str, where: str, seed: int, repeats: int, *, quiet: bool) -> "list[Comparison]":
+    """Every task at the chosen shapes."""
+    from qbi.benchmarks import Shape, attacks_for, bench_aggp, bench_evaluation, bench_pairs, bench_whole
+
+    shapes = {
+        "cifar": Shape("CIFAR-10 (200, 20)", 200, 20, 3072),
+        "honest": Shape("CIFAR-10 (200, 32)", 200, 32, 3072),
+        "wide": Shape("CIFAR-10 (1000, 64)", 1000, 64, 3072),
+        "imagenet": Shape("ImageNet (1000, 200)", 1000, 200, 150_528),
+    }
+    results: list[Comparison] = []
+    for shape in (s for name, s in shapes.items() if size in (name, "all")):
+        if not quiet:
+            log.print(f"{shape.name}: making data, then timing …")
+        data = _samples(shape, seed).to(where)
+        results.append(bench_evaluation(shape, data[: shape.batch_size], seed=seed, repeats=repeats))
+        results.append(bench_pairs(shape, data, seed=seed, repeats=repeats))
+        results += [
+            bench_whole(shape, data[: shape.batch_size], attack, seed=seed, repeats=repeats)
+            for attack in attacks_for(shape)
+        ]
+        del data
+        results.append(bench_aggp(shape, where, seed=seed, repeats=repeats))
+    return results
 
 
 def _samples(shape: "Shape", seed: int) -> "Tensor":

@@ -42,8 +42,7 @@ def compare(
     from qbi.data.open import open_images
     from qbi.defences import registry as defences_by_key
     from qbi.experiments.compare import Setting, run_matrix
-    from qbi.metrics import FAITHFUL, RECOGNISABLE
-    from qbi.report.matrix import accuracy_cell, heat_map, to_markdown
+    from qbi.report.matrix import heat_map, to_markdown
 
     chosen_attacks = [attack.key for attack in attacks_by_key.select(words(attacks), "compare")]
     chosen_defences = defences_by_key.select(words(defences), "compare")
@@ -69,11 +68,27 @@ def compare(
     if json:
         typer.echo(document, nl=False)
         return
-    table = Table(title=f"{images.name}, N = {neurons}: R in percent at 60 dB (at 19 dB)")
-    for title in ("B", "defence", *chosen_attacks, "ms a step", "accuracy %"):
+    _show(images.name, neurons, chosen_attacks, chosen_defences, sizes, outcomes, accuracy)
+    console.print(f"Heat map, table and JSON: {out}")
+
+
+def _show(
+    data: str,
+    neurons: int,
+    attacks: list[str],
+    defences: list[str],
+    sizes: list[int],
+    outcomes: "list[Judgement]",
+    accuracy: dict[tuple[str, int], list[float]],
+) -> None:
+    from qbi.metrics import FAITHFUL, RECOGNISABLE
+    from qbi.report.matrix import accuracy_cell
+
+    table = Table(title=f"{data}, N = {neurons}: R in percent at 60 dB (at 19 dB)")
+    for title in ("B", "defence", *attacks, "ms a step", "accuracy %"):
         table.add_column(title, justify="right")
     for size in sizes:
-        for defence in chosen_defences:
+        for defence in defences:
             mine = [o for o in outcomes if (o.batch_size, o.defence) == (size, defence)]
             cells = [f"{100 * o.recall[FAITHFUL]:.0f} ({100 * o.recall[RECOGNISABLE]:.0f})" for o in mine]
             shown = accuracy_cell(accuracy.get((defence, size), []))
@@ -81,7 +96,6 @@ def compare(
     console.print(table)
     formal = sorted({o.defence for o in outcomes if o.kind == "formal"})
     console.print(f"Formal: {', '.join(formal) or 'none of these'}; the others are heuristic: a measurement, no proof.")
-    console.print(f"Heat map, table and JSON: {out}")
 
 
 def _plain(outcome: "Judgement") -> dict[str, Any]:

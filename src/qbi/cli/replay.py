@@ -2,7 +2,7 @@
 
 import math
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
@@ -10,6 +10,9 @@ from rich.table import Table
 from qbi.cli.common import Json, console
 from qbi.errors import BadValue
 from qbi.files import to_json, write_atomically
+
+if TYPE_CHECKING:
+    from qbi.auditing.replay import LayerReplay
 
 MOST_SHOWN = 24
 
@@ -36,12 +39,9 @@ def replay(
 
       qbi replay gradient.pt
     """
-    from safetensors.torch import save
-
     from qbi.auditing.replay import difference
     from qbi.auditing.replay import replay as read
     from qbi.data.checkpoint import load_parameters
-    from qbi.report.pictures import grid, stretched
 
     dimensions = _shape(shape)
     first = load_parameters(before)
@@ -57,17 +57,8 @@ def replay(
         {"before": str(before), "after": None if after is None else str(after), "layers": [f.document() for f in found]}
     )
     write_atomically(out / "replay.json", document)
-    best = found[0]
-    if not no_samples and len(best.support):
-        write_atomically(out / "candidates.safetensors", save({"samples": best.samples, "support": best.support}))
-        if dimensions is not None:
-            if math.prod(dimensions) != best.samples.shape[1]:
-                raise BadValue(
-                    f"--shape: {shape} is {math.prod(dimensions)} values, but candidates of {best.layer} have "
-                    f"{best.samples.shape[1]}."
-                )
-            images = stretched(best.samples[:MOST_SHOWN].reshape(-1, *dimensions))
-            write_atomically(out / "replay.png", grid(images, "candidates, best first"))
+    if not no_samples and len(found[0].support):
+        _write(found[0], dimensions, out)
     if json:
         typer.echo(document, nl=False)
         return
@@ -82,6 +73,24 @@ def replay(
     console.print(
         f"Sure: two rows or more gave the same vector. Proven: a whole batch, each sample silent where the sent weights say so. Everything is under {out}."
     )
+
+
+def _write(best: "LayerReplay", dimensions: tuple[int, ...] | None, out: Path) -> None:
+    """The candidates of the most telling layer, and a picture of them where their shape is known."""
+    from safetensors.torch import save
+
+    from qbi.report.pictures import grid, stretched
+
+    write_atomically(out / "candidates.safetensors", save({"samples": best.samples, "support": best.support}))
+    if dimensions is None:
+        return
+    if math.prod(dimensions) != best.samples.shape[1]:
+        raise BadValue(
+            f"--shape: {','.join(map(str, dimensions))} is {math.prod(dimensions)} values, but candidates of {best.layer} "
+            f"have {best.samples.shape[1]}."
+        )
+    images = stretched(best.samples[:MOST_SHOWN].reshape(-1, *dimensions))
+    write_atomically(out / "replay.png", grid(images, "candidates, best first"))
 
 
 def _shape(text: str | None) -> tuple[int, ...] | None:

@@ -15,8 +15,9 @@ from qbi.errors import BadValue
 from qbi.files import to_json, write_atomically
 
 if TYPE_CHECKING:
-    from qbi.experiments.reproduce.cells import Approach
+    from qbi.experiments.reproduce.cells import Approach, Cell
     from qbi.experiments.reproduce.items import Item
+    from qbi.experiments.reproduce.run import Settings
     from qbi.experiments.reproduce.store import Store
     from qbi.report.document import Document
 
@@ -69,7 +70,7 @@ def reproduce(
       qbi reproduce --render
     """
     from qbi.experiments.reproduce.items import ITEMS, cells_for, select
-    from qbi.experiments.reproduce.run import Settings, compute_all
+    from qbi.experiments.reproduce.run import Settings
     from qbi.experiments.reproduce.store import Store
     from qbi.report.render import print_document
 
@@ -93,23 +94,30 @@ def reproduce(
             skip_bad=skip_bad,
             seed=seed,
         )
-        started = time.perf_counter()
-        with progress_bar("preparing") as bar:
-            task = bar.task_ids[0]
-
-            def step(what: str, done: int, total: int | None) -> None:
-                bar.update(task, description=what, completed=done, total=total)
-
-            compute_all(chosen, wanted, store, settings, step)
-        log.print(f"Computed in {time.perf_counter() - started:.1f} s.")
-        spent = ", ".join(f"{name} {seconds:.0f}" for name, seconds in store.seconds().items())
-        log.print(f"Seconds of one core, of all that is stored: {spent}.")
+        _compute(chosen, wanted, store, settings)
     document = _render(store, chosen, out, seed, route, no_samples)
     if json:
         typer.echo(to_json(document.plain()), nl=False)
     else:
         print_document(document, console)
         console.print(f"Page: {out / 'reproduction.html'}   Markdown, LaTeX, JSON beside it.")
+
+
+def _compute(items: "list[Item]", cells: "list[Cell]", store: "Store", settings: "Settings") -> None:
+    """Everything that is missing, with a bar; then what it took."""
+    from qbi.experiments.reproduce.run import compute_all
+
+    started = time.perf_counter()
+    with progress_bar("preparing") as bar:
+        task = bar.task_ids[0]
+
+        def step(what: str, done: int, total: int | None) -> None:
+            bar.update(task, description=what, completed=done, total=total)
+
+        compute_all(items, cells, store, settings, step)
+    log.print(f"Computed in {time.perf_counter() - started:.1f} s.")
+    spent = ", ".join(f"{name} {seconds:.0f}" for name, seconds in store.seconds().items())
+    log.print(f"Seconds of one core, of all that is stored: {spent}.")
 
 
 def _render(store: "Store", items: "list[Item]", out: Path, seed: int, route: str, no_samples: bool) -> "Document":

@@ -48,6 +48,8 @@ class Unmixed:
 
     exact: Float64[Tensor, "r f"]
     rough: Float64[Tensor, "r u"]
+    estimates: Float64[Tensor, "e r"]
+    """Rough samples as combinations of what the basis spans: the independent components themselves."""
 
     @property
     def complete(self) -> bool:
@@ -57,7 +59,7 @@ class Unmixed:
 
 def unmix(
     system: System,
-    gradient: Float[Tensor, "n w"],
+    gradient: Float[Tensor, "rows w"],
     shape: tuple[int, ...],
     *,
     known: Float64[Tensor, "s n"] | None = None,
@@ -69,7 +71,7 @@ def unmix(
     to_activations = basis.T @ (system.products / system.sizes[:, None])
     bias = basis.T @ (system.bias / system.sizes)
     exact = basis.new_empty(rank, 0) if known is None else _units((known / system.sizes @ basis).T)
-    rough = basis.new_empty(rank, 0)
+    rough, estimates = basis.new_empty(rank, 0), basis.new_empty(0, rank)
     fruitless = 0
     for restart in range(RESTARTS):
         missing = rank - exact.shape[1]
@@ -80,6 +82,7 @@ def unmix(
         components = independent_components(contrasts(complement.T.float() @ spanned, shape, restart), draws)
         samples = components @ complement.T
         samples = samples / (samples @ bias)[:, None]
+        estimates = samples
         found, zeros = by_pattern(basis, samples @ to_activations)
         if rank <= MOST_BY_SPARSITY and (fruitless or not is_image(shape)):
             more, counts = by_sparsity(basis, max(FEWEST_STARTS, RANDOM_STARTS * rank), draws)
@@ -87,7 +90,7 @@ def unmix(
         before = exact.shape[1]
         exact, rough = _sort_out(exact, found, zeros, system)
         fruitless = 0 if exact.shape[1] > before else fruitless + 1
-    return Unmixed(exact, rough[:, : rank - exact.shape[1]])
+    return Unmixed(exact, rough[:, : rank - exact.shape[1]], estimates[estimates.isfinite().all(1)])
 
 
 def coefficients_of(system: System, directions: Float64[Tensor, "r r"]) -> tuple[Tensor, Tensor] | None:

@@ -7,9 +7,9 @@ from torch import Tensor, nn
 
 from qbi.carrier import Affine, Carrier, Cause, Change, Normalised, Shortfall, flat
 from qbi.errors import CannotMount
-from qbi.routing.graph import Inputs
 from qbi.routing.path import BatchNorm, Unreachable
 from qbi.routing.route import Route, first_places, noted
+from qbi.routing.tracers import Inputs
 
 
 def arrive(target: nn.Module, route: Route) -> Carrier:
