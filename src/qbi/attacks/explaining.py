@@ -37,7 +37,7 @@ class _Behind:
         self.neurons = value.shape[1]
         try:
             with torch.no_grad():
-                self.outputs = first_tensor(self.run(value[:1].double())).shape[1]
+                self.outputs = first_tensor(self.run(value[:1].double().cpu())).shape[1]
         except CannotRead:
             raise
         except Exception as problem:

@@ -22,6 +22,9 @@ from qbi.extraction.system import System, build_system
 from qbi.extraction.unmixing import coefficients_of, unmix
 from qbi.records import Candidates, Update
 
+COLUMNS = 16_384
+"""Values of the samples that are formed at a time."""
+
 GUESSED = 0.05
 """Relative miss of the row test up to which the label of a sample found by unmixing is taken, to be fitted and tested."""
 
@@ -59,17 +62,28 @@ def read_whole(sent: Carried, update: Update, how: Reading, *, unmixing: bool = 
     found = _decode(system, sent, update, how, weight_gradient, unmixing=unmixing)
     if len(found.coefficients) == 0:
         return single
-    kept = weight_gradient[system.kept]
-    samples = (found.coefficients.to(torch.float64) @ kept.double()).to(single.samples.dtype)
+    samples = formed(system, found.coefficients, weight_gradient).to(single.samples.dtype)
+    device = samples.device
     first = Candidates(
         samples=sent.carrier.read(samples),
-        rows=system.kept[found.rows],
-        support=torch.ones_like(found.rows),
-        certified=found.certified,
-        labels=found.labels,
-        error=found.error.float(),
+        rows=system.kept[found.rows].to(device),
+        support=torch.ones_like(found.rows).to(device),
+        certified=found.certified.to(device),
+        labels=found.labels.to(device),
+        error=found.error.float().to(device),
     )
     return joined(first, single)
+
+
+def formed(system: System, coefficients: Tensor, gradient: Tensor) -> Tensor:
+    """Samples from their combinations of rows, in float64 over chunks of columns."""
+    device = gradient.device
+    kept, factors = system.kept.to(device), coefficients.to(device)
+    out = torch.empty(len(factors), gradient.shape[1], dtype=gradient.dtype, device=device)
+    for start in range(0, gradient.shape[1], COLUMNS):
+        columns = slice(start, start + COLUMNS)
+        out[:, columns] = (factors @ gradient[kept, columns].double()).to(gradient.dtype)
+    return out
 
 
 def _decode(system: System, sent: Carried, update: Update, how: Reading, gradient: Tensor, *, unmixing: bool) -> _Read:
@@ -212,7 +226,7 @@ def read_states(
     proven = _silent_where_it_must_be(system, shares, coefficients @ system.products)
     if not bool(proven.any()):
         return single
-    samples = (coefficients @ weight_gradient[system.kept].double()).to(single.samples.dtype)
+    samples = formed(system, coefficients, weight_gradient).to(single.samples.dtype)
     rows = system.kept[(shares.abs() / system.sizes).argmax(1)]
     first = Candidates(samples, rows, torch.ones_like(rows), **_unproven(len(rows), samples))
     return joined(replace(first, certified=proven), single)

@@ -43,7 +43,7 @@ CHUNK = 8192
 
 @dataclass(frozen=True)
 class System:
-    """What the server holds of one layer in one answer."""
+    """What the server holds of one layer in one answer, on the processor."""
 
     kept: Tensor
     """Which rows of the layer stand here."""
@@ -104,14 +104,15 @@ def build_system(
     products, projected = _multiply(weight_gradient, weight, kept, max(enough, SKETCH))
     g = bias_gradient[kept].double()
     products += g[:, None] * bias[kept].double()
-    projected = torch.cat([projected, g[:, None]], 1)
+    # From here on matrices are small and steps many: a processor is faster at that than an accelerator.
+    kept, products, g = kept.cpu(), products.cpu(), g.cpu()
+    projected = torch.cat([projected.cpu(), g[:, None]], 1)
     sizes = projected.norm(dim=1).clamp_min(1e-300)
-    # The decomposition of a matrix of this size is faster on a processor than on an accelerator.
-    vectors, values, _ = torch.linalg.svd((projected / sizes[:, None]).cpu(), full_matrices=False)
+    vectors, values, _ = torch.linalg.svd(projected / sizes[:, None], full_matrices=False)
     rank, gap = _rank(values, most_samples)
     eps = torch.finfo(weight_gradient.dtype).eps / 2 if rounding is None else rounding
     sketch = torch.cat([projected[:, :SKETCH], g[:, None]], 1)
-    basis = vectors[:, :rank].contiguous().to(sketch.device)
+    basis = vectors[:, :rank].contiguous()
     return System(kept, products, g, sketch, sizes, basis, gap, eps)
 
 

@@ -182,8 +182,8 @@ def _complement(exact: Float64[Tensor, "r f"]) -> Float64[Tensor, "r u"]:
 
 def _spanned(system: System, gradient: Tensor) -> Tensor:
     """What the rows span, one vector for each direction of the basis, in float32: only starts are made of it."""
-    rows = gradient if len(system.kept) == len(gradient) else gradient[system.kept]
-    return ((system.basis / system.sizes[:, None]).T.to(rows.dtype) @ rows).float()
+    rows = gradient if len(system.kept) == len(gradient) else gradient[system.kept.to(gradient.device)]
+    return ((system.basis / system.sizes[:, None]).T.to(rows) @ rows).float().cpu()
 
 
 def _units(columns: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from qbi.routing.path import BatchNorm, moved_by
 
 
 def tail_of(traced: Traced, layer: str) -> Callable[[Tensor], Any]:
-    """The model from a layer's output on, in float64; refuses what does not act on each sample by itself."""
+    """The model from a layer's output on, in float64 on the processor; refuses what does not act on each sample by itself."""
     nodes = traced.nodes_of(layer)
     if len(nodes) != 1:
         raise CannotRead(f"{layer}: it is called {len(nodes)} times; what it sends on cannot be followed.")
@@ -30,7 +30,7 @@ def tail_of(traced: Traced, layer: str) -> Callable[[Tensor], Any]:
         module = traced.module(node)
         if module is not None:
             _check(module, traced.label(node))
-            modules[node] = copy.deepcopy(module).double()
+            modules[node] = copy.deepcopy(module).double().cpu()
 
     def run(value: Tensor) -> Any:
         known: dict[fx.Node, Any] = {start: value}
