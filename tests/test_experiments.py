@@ -202,7 +202,7 @@ def test_items_name_every_table_and_figure():
     assert [item.name for item in select(["all"])] == [item.name for item in ITEMS]
     assert len(cells_for(select(["imagenet-recall"]))) == 120
     assert len(cells_for(select(["synthetic"]))) == 3600
-    assert len(cells_for(select(["tables"]), runs=1)) == 12 * 5 + 4 + 1
+    assert len(cells_for(select(["tables"]), runs=1)) == 12 * 5 + 4 + 1 + 15 + 15 + 7
     assert cells_for(select(["cifar10-recall"]), runs=1, only=[(200, 20)]) == [Cell("cifar10", 200, 20, 0)]
     with pytest.raises(BadValue, match="no item is called 'nothing'"):
         select(["nothing"])

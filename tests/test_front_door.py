@@ -56,7 +56,7 @@ def test_an_attack_from_outside_is_audited_compared_and_calibrated(beacon):
     (outcome,) = result.attacks
     assert outcome.attack == "beacon"
     assert outcome.recall == pytest.approx(0.1)  # one candidate counts for one sample, in batches that hold one of them
-    assert "a server that lights a beacon" in result.verdict
+    assert "A server that lights a beacon" in result.verdict
     photos = synthetic_photos(160, 8, seed=0)
     judged = judge(photos, beacon, "none", 10, Setting(neurons=20, batches=1))
     assert judged.attack == beacon

@@ -22,7 +22,7 @@ from qbi.attacks.heads import wake_head
 from qbi.attacks.whole import read_whole
 from qbi.errors import BadValue, require_positive
 from qbi.exposure.pattern import leakage
-from qbi.gram import gram, law
+from qbi.gram import law
 from qbi.metrics.leakage import mean_leakage
 from qbi.randomness import generator as named_generator
 from qbi.records import Candidates, CraftedRows, Update
@@ -101,7 +101,7 @@ class Cascade(Attack):
         if neurons >= ROOMY * size or knowledge.auxiliary is None or available < size:
             return cls(size)
         x = loaded(knowledge.auxiliary, slice(0, TRIED_BATCHES * size), torch.empty(0))
-        products = gram(x)
+        products = (x @ x.T).double()
         starts = range(0, max(1, len(x) - size + 1), size)
         batches = [products[s : s + size, s : s + size] for s in starts]
         return cls(size, best_spread(batches, neurons, x.shape[1], knowledge.seed))

@@ -97,7 +97,10 @@ def _decode(system: System, sent: Carried, update: Update, how: Reading, gradien
     if not unmixing or len(found) >= system.rank or not system.tells_samples_apart:
         return _proven(system, found)
     shape = sent.carrier.shape if sent.carrier.columns is None else ()
-    unmixed = unmix(system, gradient, shape, known=found.shares if len(found) else None, seed=how.seed)
+    try:
+        unmixed = unmix(system, gradient, shape, known=found.shares if len(found) else None, seed=how.seed)
+    except torch.linalg.LinAlgError:
+        return _proven(system, found)
     directions = torch.cat([unmixed.exact, unmixed.rough], 1)
     square = directions.shape[0] == directions.shape[1]
     solved = coefficients_of(system, directions) if square else None

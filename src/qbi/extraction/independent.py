@@ -1,10 +1,13 @@
 """Independent components: rough samples out of mixtures, because what is natural is not Gaussian."""
 
+import math
+
 import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
 STEPS = 100
+ENOUGH_VALUES = 12_288
 
 
 def is_image(shape: tuple[int, ...]) -> bool:
@@ -17,7 +20,7 @@ def contrasts(mixtures: Float[Tensor, "k m"], shape: tuple[int, ...], kind: int)
 
     Derivatives take away what all images share, and are large in few places.
     """
-    if not is_image(shape):
+    if not is_image(shape) or math.prod(shape) != mixtures.shape[1]:
         return mixtures
     images = mixtures.reshape(len(mixtures), *shape)
     across, down = images[..., 1:] - images[..., :-1], images[..., 1:, :] - images[..., :-1, :]
@@ -33,6 +36,8 @@ def independent_components(values: Float[Tensor, "k t"], draws: torch.Generator)
     count = len(values)
     if count == 1:
         return torch.ones(1, 1, dtype=torch.float64, device=values.device)
+    # So many values of each mixture are enough for a start; evenly spaced ones miss no part of an image.
+    values = values[:, :: max(1, values.shape[1] // ENOUGH_VALUES)]
     centred = values.double() - values.double().mean(1, keepdim=True)
     variances, axes = torch.linalg.eigh(centred @ centred.T / centred.shape[1])
     whiten = (axes / variances.clamp_min(1e-30 + 1e-12 * float(variances[-1])).sqrt()).T

@@ -29,6 +29,12 @@ FRUITLESS = 3
 ZERO = 1e-5
 """Shares below this part of a sample's largest count as zero."""
 
+NEW = 1e-2
+"""Part of a direction that must lie outside what the found ones span."""
+
+ALONE = 1e-11
+"""Eigenvalue above which a second direction does not vanish with the first."""
+
 SURE_PART = 0.7
 """The part of the silent rows, the clearest of them, that is trusted to be silent."""
 
@@ -81,7 +87,7 @@ def unmix(
         complement = _complement(exact)
         components = independent_components(contrasts(complement.T.float() @ spanned, shape, restart), draws)
         samples = components @ complement.T
-        samples = samples / (samples @ bias)[:, None]
+        samples = (samples / (samples @ bias)[:, None]).nan_to_num(0.0, 0.0, 0.0)
         estimates = samples
         found, zeros = by_pattern(basis, samples @ to_activations)
         if rank <= MOST_BY_SPARSITY and (fruitless or not is_image(shape)):
@@ -89,6 +95,9 @@ def unmix(
             found, zeros = torch.cat([found, more], 1), torch.cat([zeros, counts])
         before = exact.shape[1]
         exact, rough = _sort_out(exact, found, zeros, system)
+        if missing == 1 and exact.shape[1] == before:
+            # The last one is what is left, however weak its shares are; the model has the last word on it.
+            exact = torch.cat([exact, found[:, :1]], 1)
         fruitless = 0 if exact.shape[1] > before else fruitless + 1
     return Unmixed(exact, rough[:, : rank - exact.shape[1]], estimates[estimates.isfinite().all(1)])
 
@@ -155,13 +164,21 @@ def _sort_out(exact: Tensor, found: Tensor, zeros: Tensor, system: System) -> tu
     for index in zeros.argsort(descending=True, stable=True).tolist():
         q = found[:, index : index + 1]
         rest = q - exact @ torch.linalg.lstsq(exact, q).solution if exact.shape[1] else q
-        if float(rest.norm()) < 1e-5:
+        if float(rest.norm()) < NEW:
             continue
-        if bool(proven[index]):
+        if bool(proven[index]) and _alone(system.basis, q[:, 0]):
             exact = torch.cat([exact, q], 1)
         else:
             rough.append(q)
     return exact, torch.cat(rough, 1) if rough else exact[:, :0]
+
+
+def _alone(basis: Tensor, q: Tensor) -> bool:
+    """Whether no other direction vanishes on the same rows: a mixture of two samples vanishes where both are silent."""
+    size = (basis @ q).abs()
+    silent = basis[size < ZERO * size.max()]
+    values = torch.linalg.eigvalsh(silent.T @ silent)
+    return len(values) < 2 or float(values[1]) > ALONE
 
 
 def _smallest(basis: Tensor, weights: Tensor) -> Tensor:
