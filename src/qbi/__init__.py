@@ -63,7 +63,21 @@ __all__ = [
 
 _ROOMS = {
     "qbi.attacks": (
-        ["ATTACKS", "PAIRS", "QBI", "Attack", "Cascade", "Imprint", "Knowledge", "Mirrored", "Mounted", "Passive", "Reading", "TrapWeights", "mount"]
+        [
+            "ATTACKS",
+            "PAIRS",
+            "QBI",
+            "Attack",
+            "Cascade",
+            "Imprint",
+            "Knowledge",
+            "Mirrored",
+            "Mounted",
+            "Passive",
+            "Reading",
+            "TrapWeights",
+            "mount",
+        ]
     ),
     "qbi.auditing": ["AuditResult", "Client", "audit"],
     "qbi.defences": ["AmbientGuard", "LeakGuard"],

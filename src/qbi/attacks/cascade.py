@@ -34,7 +34,7 @@ PARTS = (1.0, 0.95, 0.85)
 """Parts of the rows with which a spread is tried."""
 
 TRIED_BATCHES = 3
-ROOMY = 2.5
+ROOMY = 4.0
 """Rows per sample from which on the usual spread reads everything, and nothing is tried."""
 
 

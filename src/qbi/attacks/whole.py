@@ -28,8 +28,9 @@ COLUMNS = 16_384
 GUESSED = 0.05
 """Relative miss of the row test up to which the label of a sample found by unmixing is taken, to be fitted and tested."""
 
+NEAR = 0.01
 PROVEN = 1e-4
-"""Share outside the allowed space below which such a sample is proven, once all are fitted together."""
+"""Miss of the row test and share outside the allowed space below which it is proven, once all are fitted together."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,7 @@ def _decode(system: System, sent: Carried, update: Update, how: Reading, gradien
     shape = sent.carrier.shape if sent.carrier.columns is None else ()
     try:
         unmixed = unmix(system, gradient, shape, known=found.shares if len(found) else None, seed=how.seed)
-    except torch.linalg.LinAlgError:
+    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
         return _proven(system, found)
     directions = torch.cat([unmixed.exact, unmixed.rough], 1)
     square = directions.shape[0] == directions.shape[1]
@@ -137,7 +138,7 @@ def _together(
             holding = _Holding(tail, held, shares)
             start = Found(coefficients, holding.shares(z, pulls), labels.masked_fill(held, -1), pulls, rows)
             fitted = refit(system, holding, start)
-            certified = (system.outside(fitted.shares) < PROVEN) & ~held
+            certified = (system.outside(fitted.shares) < PROVEN) & (miss < NEAR)
             # A sample too weak to be counted spoils a fit of all rows; then what the cascade proved is the better answer.
             if explains_everything(system, fitted) and int(certified.sum()) >= len(found):
                 return replace(_proven(system, fitted), certified=certified)

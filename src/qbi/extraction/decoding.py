@@ -19,8 +19,9 @@ from qbi.extraction.system import System
 ROW_MARGIN, SPACE_MARGIN = 20.0, 100.0
 """How many times its expected error a candidate may miss the two tests by."""
 
-ROW_FLOOR = 1e-5
-SPACE_FLOOR = 1e-5
+FLOOR = 170.0
+"""The least by which it may miss them, in units of the gradients' rounding: 1e-5 for float32."""
+
 LOOSEST = 0.05
 """Tests that would have to be looser than this prove nothing."""
 
@@ -131,7 +132,7 @@ def _next(system: System, tail: Tail, found: Found) -> Found | None:
     taken = found.shares.T[rows]
     z = (system.products[rows] - taken @ (found.coefficients @ system.products)) / left[rows, None]
     labels, pulls, miss = tail.explain(z, rows, left[rows], system)
-    chosen = (miss < (ROW_FLOOR + ROW_MARGIN * error).clamp_max(LOOSEST)).nonzero()[:, 0]
+    chosen = (miss < row_bound(system, error)).nonzero()[:, 0]
     if len(chosen) == 0:
         return None
     chosen = chosen[error[chosen].argsort()]
@@ -152,6 +153,11 @@ def _next(system: System, tail: Tail, found: Found) -> Found | None:
     return Found(coefficients, shares, labels[chosen], pulls[chosen], rows[chosen])
 
 
+def row_bound(system: System, error: Float64[Tensor, " k"]) -> Float64[Tensor, " k"]:
+    """The relative miss up to which a label explains a row."""
+    return (FLOOR * system.rounding + ROW_MARGIN * error).clamp_max(LOOSEST)
+
+
 def certified(
     system: System,
     shares: Float64[Tensor, "k n"],
@@ -168,7 +174,7 @@ def certified(
     agreed = support > 1
     if not system.tells_samples_apart:
         return agreed
-    bound = (SPACE_FLOOR + SPACE_MARGIN * error).clamp_max(LOOSEST)
+    bound = (FLOOR * system.rounding + SPACE_MARGIN * error).clamp_max(LOOSEST)
     return (system.outside(shares) < bound) & (agreed | alone)
 
 
@@ -184,7 +190,7 @@ def distinct(
     apart = torch.cdist(of, of, compute_mode="donot_use_mm_for_euclid_dist") / size
     leader = (apart < SAME).to(torch.uint8).argmax(1)
     leads = leader == torch.arange(len(of), device=of.device)
-    close = apart < ROW_FLOOR + ROW_MARGIN * (error[chosen][:, None] + error[chosen])
+    close = apart < 1e-7 + 2 * ROW_MARGIN * (error[chosen][:, None] + error[chosen])
     support = close.sum(1)
     if len(known):
         leads &= (torch.cdist(of, known) / size).amin(1) > SAME

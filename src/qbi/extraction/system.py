@@ -28,6 +28,9 @@ ROWS_PER_SAMPLE = 8
 Memory grows with their square.
 """
 
+FEWEST_CONDITIONS = 4
+"""Rows beyond the number of samples below which the space of shares proves nothing."""
+
 SPARE = 48
 """Random projections beyond the number of samples, in which the fall of the singular values is seen."""
 
@@ -74,8 +77,8 @@ class System:
 
     @property
     def tells_samples_apart(self) -> bool:
-        """Whether there are more rows than samples: only then is the space of shares a condition."""
-        return self.rank < self.rows
+        """Whether there are enough more rows than samples: only then is the space of shares a condition to be met."""
+        return self.rank + FEWEST_CONDITIONS <= self.rows
 
     def outside(self, shares: Float64[Tensor, "k n"]) -> Float64[Tensor, " k"]:
         """How much of each vector of shares lies outside the space of those that the answer allows, relative to its size."""
