@@ -1,4 +1,4 @@
-"""`qbi predict`: theory for neurons × batch × features."""
+"""`qbi predict`: theory for neurons × batch × features, or the law of any attack that has one."""
 
 from dataclasses import asdict
 from typing import Annotated
@@ -6,8 +6,12 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from qbi.cli.common import Json, console, percent
+from qbi.cli.common import Json, Seed, console, percent
+from qbi.errors import BadValue
 from qbi.files import to_json
+
+MOST_FEATURES = 20_000
+"""Values up to which noise is drawn; with more, samples of noise are as good as orthogonal."""
 
 
 def predict(
@@ -16,12 +20,23 @@ def predict(
     features: Annotated[int, typer.Option(help="Values in one sample, M.")] = 3072,
     exact: Annotated[bool, typer.Option(help="Use the exact bias at finite M.")] = False,
     wanted: Annotated[float | None, typer.Option(help="Also say how many neurons reach this R (0 to 1).")] = None,
+    attack: Annotated[
+        str | None, typer.Option(help="Instead of QBI's closed forms, the law of this attack on normal data.")
+    ] = None,
+    seed: Seed = 0,
     json: Json = False,
 ) -> None:
     """Say what theory expects of a QBI layer on normal data: bias, A, P, R. Needs no data and no model.
 
-    [bold]Example:[/bold] qbi predict --neurons 200 --batch-size 20 --features 3072
+    [bold]Examples:[/bold]
+
+      qbi predict --neurons 200 --batch-size 20 --features 3072
+
+      qbi predict --attack cascade --neurons 1000 --batch-size 200
     """
+    if attack is not None:
+        _by_law(attack, neurons, batch_size, features, seed, json=json)
+        return
     from qbi import theory
 
     found = theory.expectation(neurons, batch_size, features, exact=exact)
@@ -43,3 +58,34 @@ def predict(
     console.print(table)
     if needed is not None:
         console.print(f"{needed} neurons reach R = {percent(wanted)} %.")
+
+
+def _by_law(key: str, neurons: int, batch_size: int, features: int, seed: int, *, json: bool) -> None:
+    """Draw what the attack's law says on normal data."""
+    import torch
+
+    from qbi.attacks import InGramSpace, Knowledge
+    from qbi.attacks.registry import select
+    from qbi.errors import require_positive
+    from qbi.gram import gram
+    from qbi.randomness import generator
+
+    require_positive("predict", neurons=neurons, batch_size=batch_size, features=features)
+    (kind,) = select([key], "predict")
+    knowledge = Knowledge(batch_size, neurons, features)
+    if not kind.has_law or kind.auxiliary_needed(knowledge):
+        raise BadValue(f"--attack: {key} has no law that needs no data; `qbi audit --attack {key}` measures it.")
+    draws = generator(seed, "predict")
+    if features <= MOST_FEATURES:
+        x = torch.randn(batch_size, features, generator=draws)
+        batch = InGramSpace(gram(x), features, x.double().sum(1))
+    else:
+        batch = InGramSpace(features * torch.eye(batch_size, dtype=torch.float64), features)
+    (found,) = kind.prepare(knowledge).expected(batch, [neurons], draws)
+    if json:
+        typer.echo(to_json({"attack": key, "neurons": neurons, "batch_size": batch_size, **found}), nl=False)
+        return
+    console.print(
+        f"Expected of {kind.name} on normal data: N = {neurons}, B = {batch_size}, M = {features}: "
+        f"A {percent(found['active'])} %, P {percent(found['precision'])} %, R {percent(found['recall'])} %."
+    )

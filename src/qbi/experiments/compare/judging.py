@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from qbi.attacks import Attack, Domain, Knowledge, Mounted, mount
 from qbi.attacks.registry import select
@@ -24,7 +24,7 @@ from qbi.models import two_layer
 from qbi.randomness import derive_seed, generator
 from qbi.records import ImageData, Update
 
-LAYER = "0"
+LAYER = "1"
 CLASSES = 10
 
 
@@ -100,14 +100,14 @@ def _one(
     order = torch.randperm(len(data), generator=generator(setting.seed, "samples", *name))
     chosen, auxiliary = order[:batch_size], order[batch_size : batch_size + setting.neurons]
     feed = unit_pixels if attack.domain is Domain.UNIT else normalised
-    x, y = flat(feed(data, chosen)), data.labels[chosen] % CLASSES
+    x, y = feed(data, chosen), data.labels[chosen] % CLASSES
     sent = _mounted(attack, x, flat(feed(data, auxiliary)), setting, name)
     draws = generator(setting.seed, "defence", *name)
     started = time.perf_counter()
     steps = [protected_step(defence, sent.model, x, y, draws, layers=[LAYER]) for _ in range(setting.rounds)]
     spent = (time.perf_counter() - started) / setting.rounds
     candidates = sent.read(_united([step.update for step in steps]))
-    exposed = torch.stack([_exposed(step, x) for step in steps]).any(0)
+    exposed = torch.stack([_exposed(step, flat(x)) for step in steps]).any(0)
     truth = unit_pixels(data, chosen)
     unit = attack.domain is Domain.UNIT
     pixels = candidates.samples if unit else flat(denormalised(data, candidates.samples))
@@ -122,11 +122,16 @@ def _one(
 
 
 def _mounted(attack: type[Attack], x: Tensor, auxiliary: Tensor, setting: Setting, name: tuple[object, ...]) -> Mounted:
-    batch_size, features = x.shape
-    model = two_layer(features, setting.neurons, CLASSES, seed=derive_seed(setting.seed, "model", *name))
+    batch_size, features = len(x), auxiliary.shape[1]
+    model = network(features, setting.neurons, CLASSES, derive_seed(setting.seed, "model", *name))
     prepared = attack.prepare(Knowledge(batch_size, setting.neurons, features, auxiliary, seed=setting.seed))
     gain = None if setting.gain is None else setting.gain / math.sqrt(features)
     return mount(model, prepared, x[:2], generator(setting.seed, "rows", *name), layer=LAYER, gain=gain)
+
+
+def network(features: int, neurons: int, classes: int, seed: int) -> nn.Sequential:
+    """The network that is attacked and trained: it takes images, so that a server knows that they are images."""
+    return nn.Sequential(nn.Flatten(), *two_layer(features, neurons, classes, seed=seed))
 
 
 def _united(rounds: Sequence[Update]) -> Update:

@@ -7,8 +7,7 @@ from qbi.data.images import normalised
 from qbi.defences import protected_step
 from qbi.defences.registry import DEFENCES
 from qbi.errors import BadValue
-from qbi.experiments.compare.judging import LAYER, Setting
-from qbi.models import two_layer
+from qbi.experiments.compare.judging import LAYER, Setting, network
 from qbi.randomness import derive_seed, generator
 from qbi.records import ImageData
 
@@ -21,7 +20,7 @@ def accuracy_after_training(
     held_out, train = order[: len(data) // 5], order[len(data) // 5 :]
     x, y = flat(normalised(data, train)), data.labels[train]
     classes = max(10, len(data.classes))
-    model = two_layer(x.shape[1], setting.neurons, classes, seed=derive_seed(setting.seed, "trained", training))
+    model = network(x.shape[1], setting.neurons, classes, derive_seed(setting.seed, "trained", training))
     optimiser: torch.optim.Optimizer
     if setting.optimiser == "adam":
         optimiser = torch.optim.Adam(model.parameters(), lr=setting.learning_rate)
