@@ -1,14 +1,15 @@
-"""The strongest attack again, with defences in place; and what would help, with the number that says how much."""
+"""The strongest attacks again, with defences in place; and what would help, with the number that says how much."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from qbi.auditing.campaign import Attempt, Campaign
 from qbi.auditing.client import Client
 from qbi.auditing.result import AttackOutcome, Curve, DefenceOutcome
 from qbi.auditing.survey import Finding
 from qbi.auditing.trial import Trial, read_answer
+from qbi.defences import Defence
 from qbi.defences.registry import NO_DEFENCE, named
-from qbi.metrics import EXACT, RECOGNISABLE, THRESHOLDS
+from qbi.metrics import EXACT, RECOGNISABLE, THRESHOLDS, Threshold
 
 TRIED = (NO_DEFENCE, "auto", "row-noise-3", "aggp", "aggp-no-bias", "drop-sparse", "top-10")
 """In the order of what they withstand (docs/defences.md)."""
@@ -18,10 +19,24 @@ WORTH_IT = 0.1
 """A change of R below this is no advice."""
 
 
-def defended(campaign: Campaign, attempt: Attempt) -> tuple[DefenceOutcome, ...]:
-    """An attack again, on the same batches, with each defence."""
-    mounted = attempt.mounted
+def defended(campaign: Campaign, attempts: Sequence[Attempt]) -> tuple[DefenceOutcome, ...]:
+    """Attacks again, on the same batches, with each defence: what the one that reads most leaves with it."""
     defences = {key: named(key) for key in TRIED}
+    each = [_shares(campaign, attempt, defences) for attempt in attempts]
+    return tuple(
+        DefenceOutcome(
+            defence.name,
+            defence.kind,
+            {t: max(shares[key][t] for shares in each) for t in THRESHOLDS},
+            is_baseline=key == NO_DEFENCE,
+        )
+        for key, defence in defences.items()
+    )
+
+
+def _shares(campaign: Campaign, attempt: Attempt, defences: Mapping[str, Defence]) -> dict[str, dict[Threshold, float]]:
+    """What one attack reads through each defence, as means over the batches."""
+    mounted = attempt.mounted
     found: dict[str, list[Trial]] = {key: [] for key in defences}
     for number in range(min(campaign.batches, MOST_BATCHES)):
         if mounted.attack.crafts:
@@ -34,15 +49,10 @@ def defended(campaign: Campaign, attempt: Attempt) -> tuple[DefenceOutcome, ...]
                     mounted, answer, campaign.samples, campaign.client, campaign.loss, defence=defence, seed=seed
                 )
             )
-    return tuple(
-        DefenceOutcome(
-            defences[key].name,
-            defences[key].kind,
-            {t: sum(trial.recoveries[t].recall for trial in trials) / len(trials) for t in THRESHOLDS},
-            is_baseline=key == NO_DEFENCE,
-        )
+    return {
+        key: {t: sum(trial.recoveries[t].recall for trial in trials) / len(trials) for t in THRESHOLDS}
         for key, trials in found.items()
-    )
+    }
 
 
 def advise(
@@ -62,8 +72,8 @@ def advise(
         good = [d for d in tried if d.recall[RECOGNISABLE] <= 0.05]
         best = good[0] if good else min(tried, key=lambda d: d.recall[RECOGNISABLE])
         out.append(
-            f"Switch on “{best.name}” on the clients ({best.kind}: against this server, not against every one): R of the "
-            f"strongest prepared attack falls from {100 * without.recall[EXACT]:.0f} % to "
+            f"Switch on “{best.name}” on the clients ({best.kind}: against the servers tried here, not against every one): what "
+            f"the strongest of them reads falls from {100 * without.recall[EXACT]:.0f} % to "
             f"{100 * best.recall[EXACT]:.0f} % exact, {100 * best.recall[RECOGNISABLE]:.0f} % recognisable (measured here)."
         )
     if curve is not None and worst.attack == curve.attack:

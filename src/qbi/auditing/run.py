@@ -113,13 +113,14 @@ def _assembled(
     """What follows from the attempts: other settings, defences, advice, doubts, pictures."""
     samples, client = campaign.samples, campaign.client
     crafted = [a for a in attempts if a.outcome.crafted]
-    strongest = max(crafted, key=lambda a: a.outcome.recall, default=None)
+    strongest = _most(attempts, crafted=True)
     outcomes = tuple(a.outcome for a in attempts)
     worst = max(outcomes, key=lambda o: (o.recall, o.whole_samples), default=None)
     say("predicting other settings")
     curve = None if strongest is None else forecast(campaign, strongest)
     say("trying defences")
-    after = defended(campaign, strongest) if strongest is not None and defences and not client.local_steps else ()
+    judges = [a for a in (strongest, _most(attempts, crafted=False)) if a is not None]
+    after = defended(campaign, judges) if judges and defences and not client.local_steps else ()
     trials = [trial for a in crafted for trial in a.trials]
     return AuditResult(
         model="",
@@ -147,6 +148,11 @@ def _assembled(
         versions={"qbi": qbi.__version__, "torch": torch.__version__, "python": platform.python_version()},
         seconds=0.0,
     )
+
+
+def _most(attempts: Sequence[Attempt], *, crafted: bool) -> Attempt | None:
+    """The attempt that reads most, among crafted models or among those left as they are."""
+    return max((a for a in attempts if a.outcome.crafted is crafted), key=lambda a: a.outcome.recall, default=None)
 
 
 def _attempts(
