@@ -9,14 +9,13 @@ from qbi.attacks.base import Carried, Reading
 from qbi.attacks.explaining import ByLabel, ByNumber, tail_for
 from qbi.errors import CannotRead
 from qbi.extraction.decoding import (
-    Found,
     cascade,
     distinct,
     expected_noise,
     explains_everything,
-    nothing,
     refit,
 )
+from qbi.extraction.found import Found, nothing
 from qbi.extraction.quotients import layer_gradients, read_rows
 from qbi.extraction.system import System, build_system
 from qbi.extraction.unmixing import coefficients_of, unmix

@@ -15,6 +15,9 @@ TRIED = (NO_DEFENCE, "auto", "row-noise-3", "aggp", "aggp-no-bias", "drop-sparse
 """In the order of what they withstand (docs/defences.md)."""
 
 MOST_BATCHES = 3
+FEW = 0.1
+"""Share of recognisable samples up to which a defence does its job; of those that do, the one that withstands most is advised."""
+
 WORTH_IT = 0.1
 """A change of R below this is no advice."""
 
@@ -69,7 +72,7 @@ def advise(
     without = next((d for d in defences if d.is_baseline), None)
     tried = [d for d in defences if d is not without]
     if without is not None and tried and without.recall[RECOGNISABLE] > 0:
-        good = [d for d in tried if d.recall[RECOGNISABLE] <= 0.05]
+        good = [d for d in tried if d.recall[RECOGNISABLE] <= FEW]
         best = good[0] if good else min(tried, key=lambda d: d.recall[RECOGNISABLE])
         out.append(
             f"Switch on “{best.name}” on the clients ({best.kind}: against the servers tried here, not against every one): what "

@@ -55,23 +55,18 @@ def audit(
     Args:
         model: what clients train; it is not changed.
         data: images or texts of this package, tensors (x, y), or prepared `Samples`.
-        attacks: keys of the registry, or "all".
-        layers: "most exposed", "all", or one layer's name.
+        attacks: keys of the registry, or "all"; `layers`: "most exposed", "all", or one layer's name.
         client: batch size, local steps, precision.
         loss: "auto", a name, or a function of outputs and targets.
-        batches: how many batches to try, each with fresh rows.
+        batches: how many to try, each with fresh rows.
         auxiliary: samples of the domain for attacks that tune their rows; without it, samples of `data` that are in no batch.
         defences: whether to try defences on the strongest attack.
         settings: wishes for single attacks, such as `{"trap_scale": 0.97}`.
-        name: what the report calls the model.
-        seed: same seed, same result.
-        device: where to compute.
+        name, seed, device: what the report calls the model; same seed, same result; where to compute.
         progress: told what is being done.
 
-    Returns:
-        What was read, through which layer, with which doubts, and what would help.
+    Returns: what was read, through which layer, with which doubts, and what would help.
 
-    >>> import torch
     >>> model = nn.Sequential(nn.Linear(20, 50), nn.ReLU(), nn.Linear(50, 3))
     >>> data = torch.randn(100, 20), torch.arange(100) % 3
     >>> result = audit(model, data, client=Client(batch_size=4), defences=False)

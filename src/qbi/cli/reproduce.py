@@ -84,16 +84,9 @@ def reproduce(
     wanted = cells_for(chosen, runs=1 if quick else runs, only=parse_cells(cells), seed=seed, route=route)
     store = Store(out / "results.sqlite")
     if not render:
-        settings = Settings(
-            data=data,
-            out=out,
-            device=checked_device(device),
-            jobs=jobs or (1 if device != "cpu" else os.cpu_count() or 1),
-            use_ray=engine == "ray",
-            ray_address=address,
-            skip_bad=skip_bad,
-            seed=seed,
-        )
+        workers = jobs or (1 if device != "cpu" else os.cpu_count() or 1)
+        where = checked_device(device)
+        settings = Settings(data, out, where, workers, engine == "ray", address, skip_bad, seed)
         _compute(chosen, wanted, store, settings)
     document = _render(store, chosen, out, seed, route, no_samples)
     if json:

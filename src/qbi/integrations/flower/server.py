@@ -1,6 +1,7 @@
 """The server's side, for test clients of one's own: send a crafted model, or only look on; read every reply apart."""
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -121,7 +122,8 @@ class Recording(Strategy):
         for reading in self.readings:
             name = f"round-{reading.round}-node-{reading.node}"
             write_atomically(self.out / f"{name}.safetensors", save({"samples": reading.samples.contiguous()}))
-            if self.shape is not None and len(reading.samples):
+            fits = self.shape is not None and reading.samples.shape[1:] == (math.prod(self.shape),)
+            if fits and self.shape is not None and len(reading.samples):
                 images = stretched(reading.samples[:MOST_SHOWN].reshape(-1, *self.shape))
                 write_atomically(self.out / f"{name}.png", picture_grid(images, f"node {reading.node}, best first"))
 
