@@ -23,6 +23,10 @@ MOST_OUTPUTS = 32
 """Outputs up to which targets that are numbers are solved for."""
 
 
+class SeesPositions(CannotRead):
+    """A layer that acts on each position by itself: how many of them stand in an answer is not known."""
+
+
 class _Behind:
     """The model behind the layer, and its derivatives, in float64."""
 
@@ -32,7 +36,7 @@ class _Behind:
         traced = trace(carried.model, carried.probe)
         value = traced.values[traced.nodes_of(carried.layer)[0]] if traced.nodes_of(carried.layer) else None
         if not isinstance(value, Tensor) or value.dim() != 2:
-            raise CannotRead(f"{carried.layer}: it sees positions one by one; no single one explains a share.")
+            raise SeesPositions(f"{carried.layer}: it sees positions one by one; no single one explains a share.")
         self.run = tail_of(traced, carried.layer)
         self.neurons = value.shape[1]
         try:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from qbi.attacks.base import Carried, Reading
-from qbi.attacks.explaining import ByLabel, ByNumber, tail_for
+from qbi.attacks.explaining import ByLabel, ByNumber, SeesPositions, tail_for
 from qbi.errors import CannotRead
 from qbi.extraction.decoding import (
     cascade,
@@ -92,6 +92,8 @@ def _decode(system: System, sent: Carried, update: Update, how: Reading, gradien
     try:
         tail, outputs = tail_for(sent, update, how, system)
         found = cascade(system, tail, outputs)
+    except SeesPositions:
+        return _proven(system, nothing(system, outputs))
     except CannotRead:
         found = nothing(system, outputs)
     if not unmixing or len(found) >= system.rank or not system.tells_samples_apart:
