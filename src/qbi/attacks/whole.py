@@ -104,8 +104,7 @@ def _decode(system: System, sent: Carried, update: Update, how: Reading, gradien
     except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
         return _proven(system, found)
     directions = torch.cat([unmixed.exact, unmixed.rough], 1)
-    square = directions.shape[0] == directions.shape[1]
-    solved = coefficients_of(system, directions) if square else None
+    solved = coefficients_of(system, directions) if directions.shape[1] == system.rank else None
     read = _proven(system, found)
     if solved is not None:
         read = _together(system, tail, found, *solved, complete=unmixed.complete)

@@ -10,7 +10,7 @@ from PIL import Image
 from qbi.data.decode import centre_crop
 from qbi.data.folder import IMAGENET_MEAN, IMAGENET_STD
 from qbi.data.text import Corpus
-from qbi.errors import DataError, MissingExtra
+from qbi.errors import DataError, MissingExtra, first_line
 from qbi.records import ImageData
 
 PREFIX = "hf:"
@@ -46,7 +46,7 @@ def _open(name: str, limit: int) -> Any:
         table = datasets.load_from_disk(name) if saved else datasets.load_dataset(name, split="train")
     except Exception as problem:
         # The library raises what its back ends raise: connection errors, missing files, bad names.
-        raise DataError(f"hf:{name}: it cannot be loaded ({str(problem).splitlines()[0]}).") from problem
+        raise DataError(f"hf:{name}: it cannot be loaded ({first_line(problem)}).") from problem
     if len(table) == 0:
         raise DataError(f"hf:{name}: the data set is empty.")
     return table.select(range(min(limit, len(table))))

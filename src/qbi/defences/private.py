@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from qbi.defences.base import Kind
-from qbi.errors import BadValue, MissingExtra
+from qbi.errors import BadValue, MissingExtra, first_line
 from qbi.federation.client import Loss, default_loss
 from qbi.federation.exposed import ClientStep, exposed_step
 from qbi.records import Update
@@ -105,7 +105,7 @@ class DPSGD:
         try:
             private = opacus.GradSampleModule(private, loss_reduction="mean")
         except NotImplementedError as problem:
-            reason = str(problem).splitlines()[0].strip("[]")
+            reason = first_line(problem).strip("[]")
             raise BadValue(f"DP-SGD: this model has no gradient of single samples ({reason}).") from problem
         optimiser = optimizers.DPOptimizer(
             torch.optim.SGD(private.parameters(), lr=1.0),
