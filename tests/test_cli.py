@@ -105,7 +105,13 @@ def test_bench_compares_in_one_run(tmp_path):
     done = qbi("bench", "--size", "cifar", "--repeats", 1, "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
-    assert {row["task"] for row in document["results"]} == {"PAIRS", "A, P, R", "AGGP"}
+    assert {row["task"] for row in document["results"]} == {
+        "PAIRS",
+        "A, P, R",
+        "AGGP",
+        "reading by cascade",
+        "reading by passive",
+    }
     assert all(row["ratio"] > 0 for row in document["results"])
     assert json.loads((tmp_path / "out/bench.json").read_text()) == document
 
