@@ -60,7 +60,7 @@ class Spread:
 SCARCE = (Spread(1.0, 0.5, 2.0), Spread(2.0, 0.2, 1.0), Spread(2.0, 0.05, 0.5))
 """Spreads that do well where there are few rows for a sample."""
 
-DRAWN = 8
+DRAWN = 4
 """Layers drawn for an expectation."""
 
 

@@ -19,6 +19,9 @@ from qbi.routing.tail import first_tensor, tail_of
 ALL_LABELS = 64
 """Classes up to which every label is tried; beyond, those that the head's bias gradient says are there."""
 
+FEW_OUTPUTS = 16
+"""Outputs up to which a backward pass for each is cheaper than one forward pass with derivatives, whose first call takes seconds."""
+
 MOST_OUTPUTS = 32
 """Outputs up to which targets that are numbers are solved for."""
 
@@ -70,6 +73,9 @@ class _Behind:
 
     def row_slopes(self, z: Tensor, rows: Tensor) -> Tensor:
         """How each output moves with the one neuron of each candidate."""
+        if self.outputs <= FEW_OUTPUTS:
+            own = rows[:, None, None].expand(-1, self.outputs, 1)
+            return self.jacobian(z).gather(2, own)[:, :, 0]
         direction = torch.zeros_like(z)
         direction[torch.arange(len(z), device=z.device), rows] = 1
         found: Any = torch.func.jvp(self.forward, (z,), (direction,))

@@ -23,7 +23,7 @@ from qbi.extraction.independent import contrasts, independent_components, is_ima
 from qbi.extraction.system import System
 
 RESTARTS = 12
-FRUITLESS = 3
+FRUITLESS = 2
 """Restarts in a row without a new direction after which it ends."""
 
 ZERO = 1e-5
