@@ -31,7 +31,7 @@ $(CORE): $(BIN)/python pyproject.toml constraints.txt
 	touch $@
 
 $(DEV): $(BIN)/python pyproject.toml constraints.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[text,hf,ray,dp,flower,dev]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[text,hf,ray,flower,dev]"
 	touch $@ $(CORE)
 
 clean:

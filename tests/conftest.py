@@ -12,7 +12,7 @@ from jaxtyping import install_import_hook
 CHECKED = [
     f"qbi.{p.stem}" for p in (Path(__file__).parents[1] / "src/qbi").iterdir() if p.stem not in ("cli", "__init__")
 ]
-install_import_hook(CHECKED, "beartype.beartype")
+install_import_hook(CHECKED, "typechecking.checked")
 
 import torch  # noqa: E402
 

@@ -57,7 +57,7 @@ def context(**config):
     return Context(run_id=1, node_id=7, node_config=config.pop("node", {}), state=RecordDict(), run_config=config)
 
 
-def trainer(model, steps=1, lose_a_layer=False):
+def trainer(model, steps=1, another=False):
     """Training code as clients write it."""
 
     def train(msg, ctxt):
@@ -68,8 +68,8 @@ def trainer(model, steps=1, lose_a_layer=False):
             nn.functional.cross_entropy(model(X), Y).backward()
             optimiser.step()
         state = dict(model.state_dict())
-        if lose_a_layer:
-            state.popitem()
+        if another:
+            state["0.weight"] = state["0.weight"][:3]
         return Message(
             RecordDict({"arrays": ArrayRecord(state), "metrics": MetricRecord({"num-examples": 12})}), reply_to=msg
         )
@@ -101,7 +101,7 @@ def test_the_mod_protects_a_round(policy):
 
 def test_a_benign_model_passes_and_keeps_its_buffers():
     model = make()
-    reply = leak_guard(asked(model.state_dict()), context(**{"qbi-policy": "noise"}), trainer(make()))
+    reply = leak_guard(asked(model.state_dict()), context(node={"qbi-policy": "noise"}), trainer(make()))
     assert not reply.has_error()
     state = state_of(reply.content["arrays"])
     assert state["1.num_batches_tracked"].dtype == torch.int64
@@ -134,19 +134,19 @@ REFUSALS = {
         lambda: plain().state_dict(),
         lambda: trainer(plain(), steps=0),
         {},
-        "no optimiser step",
+        "no backward pass",
     ),
     "another model in the reply": (
         lambda: plain().state_dict(),
-        lambda: trainer(plain(), lose_a_layer=True),
+        lambda: trainer(plain(), another=True),
         {},
-        "one side only",
+        "would leave as",
     ),
     "a leaking step": (
         lambda: state_of(crafted_arrays()),
         lambda: trainer(plain()),
-        {"qbi-policy": "refuse", "qbi-inspect": "off"},
-        "could be read",
+        {"node": {"qbi-policy": "refuse", "qbi-inspect": "off"}},
+        "stand alone",
     ),
     "an unknown policy": (lambda: plain().state_dict(), lambda: trainer(plain()), {"qbi-policy": "hope"}, "qbi-policy"),
     "an unknown inspection": (
@@ -171,13 +171,16 @@ def test_the_mod_fails_closed_and_says_why(state, train, config, why):
     assert not reply.has_content()
 
 
-def test_the_node_decides_before_the_run():
-    """Whoever starts a run writes its config; the node's own settings win."""
+def test_a_run_may_only_tighten(caplog):
+    """Whoever starts a run writes its config, and that is the server: what is milder than the owner's is not done."""
     sent = state_of(crafted_arrays())
-    lax = {"qbi-policy": "report", "qbi-inspect": "off"}
-    reply = leak_guard(asked(sent), context(**lax, node={"qbi-inspect": "refuse"}), trainer(plain()))
-    assert reply.has_error()
-    assert not leak_guard(asked(sent), context(**lax), trainer(plain())).has_error()
+    lax = {"qbi-policy": "report", "qbi-inspect": "off", "qbi-bits": 1e9, "qbi-metrics": "keep", "qbi-ledger": "elsewhere"}
+    assert leak_guard(asked(sent), context(**lax), trainer(plain())).has_error()
+    owners = {"qbi-inspect": "off"}
+    reply = leak_guard(asked(sent), context(**lax, node=owners), trainer(plain()))
+    assert recall(ArrayRecord(sent), reply) == 0
+    assert caplog.text.count("only the node's owner may set that") == 2 * 4 + 1
+    assert leak_guard(asked(sent), context(**{"qbi-policy": "refuse"}, node={**owners, "qbi-policy": "report"}), trainer(plain())).has_error()
 
 
 def test_other_messages_pass():

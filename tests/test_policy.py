@@ -69,16 +69,19 @@ def _ambient_step(policy, model, x, y):
         optimiser.step()
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+HEURISTIC = [name for name in POLICIES if name != "budget"]
+
+
+@pytest.mark.parametrize("policy", HEURISTIC)
 def test_both_guards_decide_alike(policy):
     """The same step, the same policy, the same random numbers: the same gradients leave."""
     model, x, y = leaking()
     step = exposed_step(model, x, y)
     decision = decide(policy_named(policy, "test"), step, generator(3, "guard"))
     if decision.act == "refuse":
-        with pytest.raises(LeakRefused, match="readable"), LeakGuard(model, policy, seed=3):
+        with pytest.raises(LeakRefused, match="alone in a row"), LeakGuard(model, policy, seed=3):
             backward(model, x, y)
-        with pytest.raises(LeakRefused, match="could be read"):
+        with pytest.raises(LeakRefused, match="stand alone"):
             _ambient_step(policy, model, x, y)
         return
     with LeakGuard(model, policy, seed=3):
@@ -97,9 +100,9 @@ def test_both_guards_decide_alike(policy):
 def test_policies_do_what_their_names_say():
     model, x, y = leaking()
     step = exposed_step(model, x, y)
-    acts = {name: decide(policy_named(name, "test"), step, generator(0)).act for name in POLICIES}
-    assert acts == dict.fromkeys(POLICIES, "send") | {"skip": "clear", "refuse": "refuse"}
-    changed = {name: decide(policy_named(name, "test"), step, generator(0)).rows_changed for name in POLICIES}
+    acts = {name: decide(policy_named(name, "test"), step, generator(0)).act for name in HEURISTIC}
+    assert acts == dict.fromkeys(HEURISTIC, "send") | {"skip": "clear", "refuse": "refuse"}
+    changed = {name: decide(policy_named(name, "test"), step, generator(0)).rows_changed for name in HEURISTIC}
     assert changed["report"] == 0
     assert min(changed[name] for name in ("auto", "noise", "aggp", "drop")) > 0
     with pytest.raises(BadValue, match="no policy is called 'hope'"):
@@ -121,7 +124,7 @@ def test_a_round_without_any_framework():
     returned, report = guarded_round(sent, RoundSettings(), train, lambda state: [state])
     assert report.tally.steps == 1
     assert not torch.equal(returned["0.weight"], sent["0.weight"])
-    with pytest.raises(BadValue, match="no optimiser step"):
+    with pytest.raises(BadValue, match="no backward pass"):
         guarded_round(sent, RoundSettings(), lambda: sent, lambda state: [state])
     crafted, *_ = leaking()
     with pytest.raises(BadValue, match="looks crafted"):

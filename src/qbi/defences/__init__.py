@@ -3,6 +3,7 @@
 from qbi.defences.aggp import AGGP, keep_share, prune_rows, prune_rows_in_place
 from qbi.defences.ambient import AmbientGuard
 from qbi.defences.base import Chain, Defence, StepDefence, chain, protected_step
+from qbi.defences.budget import Budget, BudgetSpent, Ledger, with_group_norm
 from qbi.defences.guard import LeakGuard
 from qbi.defences.private import DPSGD, Guarantee
 from qbi.defences.rules import DropClose, DropDominated, DropSparse, HideReadable, Noise, NoisyRows, Pruning, Sparsify
@@ -11,6 +12,8 @@ __all__ = [
     "AGGP",
     "DPSGD",
     "AmbientGuard",
+    "Budget",
+    "BudgetSpent",
     "Chain",
     "Defence",
     "DropClose",
@@ -19,6 +22,7 @@ __all__ = [
     "Guarantee",
     "HideReadable",
     "LeakGuard",
+    "Ledger",
     "Noise",
     "NoisyRows",
     "Pruning",
@@ -29,4 +33,5 @@ __all__ = [
     "protected_step",
     "prune_rows",
     "prune_rows_in_place",
+    "with_group_norm",
 ]

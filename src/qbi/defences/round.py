@@ -4,23 +4,28 @@ A framework's own module turns its messages into states and this module's errors
 """
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import Literal, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal, TypeVar
 
+import torch
 from torch import Tensor
 
 from qbi.defences.ambient import AmbientGuard, Tally
-from qbi.defences.guard import is_finite
+from qbi.defences.budget.goal import DEFAULT_BITS, LIFETIME_BITS
+from qbi.defences.budget.ledger import Ledger
+from qbi.defences.counting import is_finite
 from qbi.defences.policy import POLICIES, PolicyName
 from qbi.detection import Sign, inspect_parameters
 from qbi.errors import BadValue
-from qbi.extraction import weight_difference
 
 log = logging.getLogger("qbi.guard")
 
 Inspection = Literal["refuse", "warn", "off"]
-INSPECTIONS: tuple[Inspection, ...] = ("refuse", "warn", "off")
+INSPECTIONS: tuple[Inspection, ...] = ("off", "warn", "refuse")
+"""From the mildest to the strictest."""
+Metrics = Literal["drop", "keep"]
+METRICS: tuple[Metrics, ...] = ("keep", "drop")
 State = Mapping[str, Tensor]
 Reply = TypeVar("Reply")
 
@@ -29,29 +34,89 @@ PREFIX = "qbi-"
 
 @dataclass(frozen=True)
 class RoundSettings:
-    """How a round is guarded."""
+    """How a round is guarded. `bits` is for each participation, `limit` for all that a ledger holds; see `Account` and `Budget`."""
 
-    policy: PolicyName = "auto"
+    policy: PolicyName = "budget"
     inspect: Inspection = "refuse"
     fewest: int = 16
+    bits: float = DEFAULT_BITS
+    clip: float = 1.0
+    samples: int = 0
+    """Size of the client's data set; 0 where it is not stated, and every step counts for every sample."""
+    ledger: str = ""
+    """Where the ledger lies; none, if empty."""
+    data: str = "data"
+    limit: float = LIFETIME_BITS
+    metrics: Metrics = "drop"
+    """Under the budget: whether numbers such as the loss may leave beside the weights. They are not clipped and carry no noise."""
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
         """The settings as they are written in a configuration."""
-        return tuple(f"{PREFIX}{name}" for name in ("policy", "inspect", "fewest"))
+        return tuple(f"{PREFIX}{f.name}" for f in fields(cls))
 
     @classmethod
     def of(cls, config: Mapping[str, object]) -> "RoundSettings":
         """From a configuration, in which other things may stand too."""
-        found = {name.removeprefix(PREFIX): value for name, value in config.items() if name in cls.names()}
-        policy, inspection = str(found.get("policy", cls.policy)), str(found.get("inspect", cls.inspect))
-        for known_policy in POLICIES:
-            for known in INSPECTIONS:
-                if (policy, inspection) == (known_policy, known):
-                    return cls(known_policy, known, int(str(found.get("fewest", cls.fewest))))
-        if policy not in POLICIES:
-            raise BadValue(f"qbi-policy: {policy!r}; there are {', '.join(POLICIES)}.")
-        raise BadValue(f"qbi-inspect: {inspection!r}; there are {', '.join(INSPECTIONS)}.")
+        settings = cls()
+        for f in fields(cls):
+            if f"{PREFIX}{f.name}" in config:
+                settings = replace(settings, **{f.name: _read(f.name, type(f.default), config[f"{PREFIX}{f.name}"])})
+        return settings
+
+    def tightened(self, wishes: Mapping[str, object]) -> "RoundSettings":
+        """With what a run asks for, as far as it is stricter than what the owner of the data set: the server writes the run's config."""
+        asked = RoundSettings.of({**self._config(), **wishes})
+        stricter: PolicyName = (
+            asked.policy if asked.policy in ("budget", "refuse") and self.policy != "budget" else self.policy
+        )
+        allowed = replace(
+            self,
+            policy=stricter,
+            inspect=max(self.inspect, asked.inspect, key=INSPECTIONS.index),
+            metrics=max(self.metrics, asked.metrics, key=METRICS.index),
+            bits=min(self.bits, asked.bits),
+            limit=min(self.limit, asked.limit),
+        )
+        for f in fields(self):
+            if getattr(asked, f.name) != getattr(allowed, f.name):
+                log.warning(
+                    "the run asks for %s%s = %r; only the node's owner may set that.",
+                    PREFIX,
+                    f.name,
+                    getattr(asked, f.name),
+                )
+        return allowed
+
+    def _config(self) -> dict[str, object]:
+        return {f"{PREFIX}{f.name}": getattr(self, f.name) for f in fields(self)}
+
+    def guard(self) -> AmbientGuard:
+        """The guard of one round."""
+        if self.policy != "budget":
+            return AmbientGuard(self.policy, fewest=self.fewest)
+        ledger = Ledger(self.ledger) if self.ledger else None
+        return AmbientGuard(
+            "budget",
+            samples=self.samples or None,
+            ledger=ledger,
+            data=self.data,
+            limit=self.limit if ledger is not None else None,
+            bits=self.bits,
+            clip=self.clip,
+        )
+
+
+CHOICES: Mapping[str, tuple[str, ...]] = {"policy": POLICIES, "inspect": INSPECTIONS, "metrics": METRICS}
+
+
+def _read(name: str, kind: type, value: object) -> Any:
+    if name in CHOICES and value not in CHOICES[name]:
+        raise BadValue(f"{PREFIX}{name}: {str(value)!r}; there are {', '.join(CHOICES[name])}.")
+    try:
+        return kind(str(value))
+    except ValueError as problem:
+        raise BadValue(f"{PREFIX}{name}: {value!r} is no number.") from problem
 
 
 @dataclass(frozen=True)
@@ -78,14 +143,30 @@ def guarded_round(
     `states_in` finds the models in a reply; `is_answer` says whether there is anything in it at all.
     """
     signs = look_before(sent, settings.inspect)
-    with AmbientGuard(settings.policy, fewest=settings.fewest) as guard:
+    guard = settings.guard()
+    with guard:
         reply = train()
     if is_answer(reply):
         if guard.tally.steps == 0:
-            raise BadValue("no optimiser step was seen; a training that cannot be watched is not answered.")
+            raise BadValue("no backward pass was seen; a training that cannot be watched is not answered.")
+        made = guard.made() if settings.policy == "budget" else None
         for state in states_in(reply):
-            look_after(sent, state)
+            look_after(sent, state, made)
     return reply, RoundReport(guard.tally, signs, settings)
+
+
+def named_by_order(state: State) -> State:
+    """Arrays that come as "0", "1", … get the names of layers: a matrix and the vector of its rows that follows it belong together."""
+    if not state or not all(name.isdigit() for name in state):
+        return state
+    out, last = {}, ""
+    for name, value in state.items():
+        if value.dim() > 1:
+            last = name
+        follows = value.dim() == 1 and last and len(value) == state[last].shape[0]
+        out[f"{last}.bias" if follows else f"{name}.weight"] = value
+        last = last if value.dim() > 1 else ""
+    return out
 
 
 def look_before(state: State, inspection: Inspection) -> tuple[Sign, ...]:
@@ -95,7 +176,7 @@ def look_before(state: State, inspection: Inspection) -> tuple[Sign, ...]:
             raise BadValue(f"{name} came with NaN or infinite values.")
     if inspection == "off":
         return ()
-    signs = tuple(inspect_parameters(state))
+    signs = tuple(inspect_parameters(named_by_order(state)))
     if signs and inspection == "refuse":
         raise BadValue(
             f"the model looks crafted: {signs[0]}" + (f" (and {len(signs) - 1} more)" if len(signs) > 1 else "")
@@ -105,8 +186,17 @@ def look_before(state: State, inspection: Inspection) -> tuple[Sign, ...]:
     return signs
 
 
-def look_after(sent: State, returned: State) -> None:
-    """The outgoing update: of the same model, and finite."""
-    for name, value in weight_difference(sent, returned).items():
-        if not is_finite(value):
+def look_after(sent: State, returned: State, made: Sequence[Tensor] | None = None) -> None:
+    """The outgoing update: finite, and, where `made` is given, nothing in it that is neither as it was sent nor a protected weight."""
+    for name, value in returned.items():
+        if value.is_floating_point() and not is_finite(value):
             raise BadValue(f"{name} would leave with NaN or infinite values.")
+        if name in sent and sent[name].shape != value.shape:
+            raise BadValue(f"{name} would leave as {tuple(value.shape)}, and was sent as {tuple(sent[name].shape)}.")
+        if made is None or (name in sent and torch.equal(sent[name].to(value), value)) or not bool(value.any()):
+            continue
+        if not any(p.shape == value.shape and torch.equal(p.detach().cpu().to(value), value) for p in made):
+            raise BadValue(
+                f"{name} changed and is no weight that the guard saw move: statistics, gradients or states of an optimiser are not "
+                "covered by the budget. Leave it out of the reply, or send it as it came."
+            )

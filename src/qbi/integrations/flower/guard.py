@@ -2,15 +2,16 @@
 
     app = ClientApp(mods=[leak_guard])
 
-Settings: `qbi-policy` (report, auto, noise, aggp, drop, skip, refuse), `qbi-inspect` (refuse, warn, off), `qbi-fewest`. They
-are taken from the node's own config first and from the run's config after it, since whoever starts a run also writes
-the run's config; `guarded_by` fixes them in the client's code. Any PyTorch training code works as it is.
+Settings: `qbi-policy` (budget; report, auto, noise, aggp, drop, skip and refuse are heuristic), `qbi-bits`, `qbi-limit`, `qbi-ledger`,
+`qbi-samples`, `qbi-data`, `qbi-clip`, `qbi-metrics` (drop, keep), `qbi-inspect` (refuse, warn, off), `qbi-fewest`. They are the node owner's: taken
+from the node's own config, or fixed in the client's code with `guarded_by`. A run's config, which the server writes, may only tighten
+them. Any PyTorch training code works as it is.
 """
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
 
-from flwr.app import ArrayRecord, Context, Error, Message, MessageType
+from flwr.app import Context, Error, Message, MessageType
 from torch import Tensor
 
 from qbi.defences.round import RoundSettings, guarded_round
@@ -26,8 +27,8 @@ Next = Callable[[Message, Context], Message]
 Mod = Callable[[Message, Context, Next], Message]
 
 
-def guarded_by(**settings: str | int) -> Mod:
-    """The same mod with settings that no config changes: policy, inspect, fewest."""
+def guarded_by(**settings: str | int | float) -> Mod:
+    """The same mod with settings that no config changes: policy, bits, limit, ledger, samples, data, clip, metrics, inspect, fewest."""
     fixed = {f"qbi-{name}": value for name, value in settings.items()}
     unknown = [name for name in fixed if name not in RoundSettings.names()]
     if unknown:
@@ -44,13 +45,19 @@ def leak_guard(msg: Message, ctxt: Context, call_next: Next) -> Message:
     return _mod(msg, ctxt, call_next, {})
 
 
-def _mod(msg: Message, ctxt: Context, call_next: Next, fixed: Mapping[str, str | int]) -> Message:
-    if msg.metadata.message_type.split(".")[0] != MessageType.TRAIN:
-        return call_next(msg, ctxt)
+def _mod(msg: Message, ctxt: Context, call_next: Next, fixed: Mapping[str, str | int | float]) -> Message:
+    kind = msg.metadata.message_type.split(".")[0]
     try:
-        settings = RoundSettings.of({**ctxt.run_config, **ctxt.node_config, **fixed})
+        settings = RoundSettings.of({**ctxt.node_config, **fixed}).tightened(
+            {k: v for k, v in ctxt.run_config.items() if k not in fixed}
+        )
+    except QbiError as problem:
+        return _refusal(msg, str(problem))
+    if kind != MessageType.TRAIN:
+        return _without_numbers(call_next(msg, ctxt), settings)
+    try:
         reply, report = guarded_round(
-            state_of(_arrays(msg)),
+            _sent(msg),
             settings,
             lambda: call_next(msg, ctxt),
             _states,
@@ -62,7 +69,29 @@ def _mod(msg: Message, ctxt: Context, call_next: Next, fixed: Mapping[str, str |
         # Whatever the training code raises must not leave as a half-made reply.
         return _refusal(msg, f"training failed ({type(problem).__name__}: {first_line(problem)})")
     log.info("qbi guard: %s", report)
+    return _without_numbers(reply, settings)
+
+
+def _without_numbers(reply: Message, settings: RoundSettings) -> Message:
+    """A loss or an accuracy on a model of the server's making says something about samples that no noise covers."""
+    if settings.policy != "budget" or settings.metrics == "keep" or reply.has_error():
+        return reply
+    for records in (reply.content.metric_records, reply.content.config_records):
+        for name, record in records.items():
+            taken = [key for key, value in record.items() if _is_fractional(value)]
+            for key in taken:
+                del record[key]
+            if taken:
+                log.info(
+                    "qbi guard: %s left out of %s: the budget does not cover numbers (qbi-metrics).",
+                    ", ".join(taken),
+                    name,
+                )
     return reply
+
+
+def _is_fractional(value: object) -> bool:
+    return isinstance(value, float) or (isinstance(value, list) and any(isinstance(v, float) for v in value))
 
 
 def _refusal(msg: Message, why: str) -> Message:
@@ -70,11 +99,12 @@ def _refusal(msg: Message, why: str) -> Message:
     return Message(Error(REFUSED, f"qbi guard: {why}"), reply_to=msg)
 
 
-def _arrays(msg: Message) -> ArrayRecord:
-    records = list(msg.content.array_records.values())
-    if len(records) != 1:
-        raise BadValue(f"the message holds {len(records)} records of arrays; one model is expected.")
-    return records[0]
+def _sent(msg: Message) -> dict[str, Tensor]:
+    """Everything that came, whatever number of records it came in."""
+    records = msg.content.array_records
+    if not records:
+        raise BadValue("the message holds no arrays; a model is expected.")
+    return {name: value for record in records.values() for name, value in state_of(record).items()}
 
 
 def _states(reply: Message) -> Iterator[dict[str, Tensor]]:

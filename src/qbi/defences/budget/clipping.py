@@ -1,0 +1,215 @@
+"""Puts in the place of every gradient: each sample's share clipped over all trainable weights, their sum, and noise.
+
+What leaves is made anew from the calls that were seen; what torch left in `.grad` is thrown away. So a use of a weight that was not
+seen cannot leak: it is missing from the sum, which the check of the first passes finds.
+"""
+
+import logging
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from qbi.defences.budget.account import Account
+from qbi.defences.budget.goal import Budget
+from qbi.defences.budget.plan import Plan
+from qbi.defences.seeing import Call, LeakRefused, Root, Seeing
+from qbi.errors import QbiError
+from qbi.randomness import Draws, normal_like
+
+log = logging.getLogger("qbi.guard")
+
+CHECKED = 2
+"""Passes of each way through a model on which the sum over samples is compared with torch's own gradient."""
+
+ADAPTING = 0.2
+"""How fast an adaptive clip moves, in logarithms for each pass in which all samples lie on one side of it."""
+
+
+@dataclass
+class Clipped:
+    """What was done in one backward pass."""
+
+    samples: int
+    clipped: int
+    noise: float
+    """Standard deviation of the noise on every value, in units of the clip's share."""
+
+
+@dataclass
+class Clipping:
+    """Listens to backward passes and replaces the gradients they leave.
+
+    Args:
+        clip: C, for the gradient of a sample's own loss.
+        noise: σ.
+        reduction: how the loss joins its samples; of `mean`, each sample's share is C/B. The promise does not depend on it.
+        accumulate: backward passes that make up one step; they share one noise.
+        draws: where the noise comes from.
+    """
+
+    clip: float
+    noise: float
+    draws: Draws
+    reduction: str = "mean"
+    accumulate: int = 1
+    batch_axis: int = 0
+    model: nn.Module | None = None
+    count_noise: float = math.inf
+    """On the private count by which the clip follows the median norm; without one, the clip stays."""
+    before_release: Callable[[int, list[Tensor]], None] = lambda _samples, _parameters: None
+    """Told the size of every batch before anything of it is handed over; what it raises keeps the batch in."""
+    passes: list[Clipped] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.seeing = Seeing(self._listen, self.model, batch_axis=self.batch_axis)
+        self.seeing.on_root = self._remember
+        self.placed: dict[int, Tensor] = {}
+        """The gradients that were put in place, by their parameter."""
+        self._before: dict[int, Tensor] = {}
+        self._since_noise = 0
+        self._plans: dict[tuple[int, tuple[tuple[str, int], ...]], Plan] = {}
+
+        self.parameters: dict[int, Tensor] = {}
+
+    @classmethod
+    def of(cls, budget: Budget, draws: Draws, account: Account, model: nn.Module | None = None) -> "Clipping":
+        """As a budget says, every batch counted by an account."""
+        gradients, count = budget.shares
+        return cls(
+            budget.clip,
+            gradients,
+            draws,
+            budget.reduction,
+            budget.accumulate,
+            model=model,
+            count_noise=count,
+            before_release=account.take_part,
+        )
+
+    def _remember(self, root: Root) -> None:
+        """What was protected earlier stays: the next pass is added to it."""
+        _refuse_batch_statistics(root.module)
+        _silence_attention(root.module)
+        if not root.fresh:
+            return
+        trainable = root.trainable().values()
+        self._before = {}
+        for parameter in trainable:
+            if parameter.grad is not None and bool(parameter.grad.any()):
+                if not self.is_placed(parameter):
+                    self._refuse(trainable, "a gradient stands there that the guard did not see arise")
+                self._before[id(parameter)] = parameter.grad.detach().clone()
+        if not self._before:
+            self._since_noise = 0
+
+    def is_placed(self, parameter: Tensor) -> bool:
+        """Whether the gradient that stands there is one the guard made."""
+        return parameter.grad is None or self.placed.get(id(parameter)) is parameter.grad
+
+    def _listen(self, calls: list[Call]) -> None:
+        roots = list({id(c.root): c.root for c in calls}.values())
+        parameters = {id(p): p for root in roots for p in root.trainable().values()}
+        try:
+            with torch.no_grad():
+                self._replace(calls, roots, parameters)
+        except LeakRefused:
+            _clear(parameters.values())
+            raise
+        except (QbiError, RuntimeError, ValueError, NotImplementedError, IndexError) as problem:
+            self._refuse(parameters.values(), f"samples' gradients cannot be told apart: {problem}")
+
+    def _refuse(self, parameters: Iterable[Tensor], why: str) -> None:
+        _clear(parameters)
+        raise LeakRefused(f"guard: {why.rstrip('.')}. The gradients were cleared.")
+
+    def _replace(self, calls: list[Call], roots: list[Root], parameters: dict[int, Tensor]) -> None:
+        fresh = [root for root in roots if root.fresh] or roots[:1]
+        if len(fresh) > 1:
+            raise LeakRefused(
+                f"guard: {len(fresh)} batches went into one backward pass; whose sample is whose cannot be told. Call the model once "
+                "for each backward pass."
+            )
+        if all(p.grad is None for p in parameters.values()):
+            raise LeakRefused(
+                "guard: gradients were taken by autograd.grad, which passes the guard by; use backward()."
+            )
+        samples = fresh[0].samples
+        plan = self._plan(calls, parameters, samples)
+        norms = plan.norms(samples) / self.seeing.scale
+        share = self.clip / (samples * self.accumulate if self.reduction == "mean" else 1)
+        weights = torch.where(norms.isfinite(), (share / norms.clamp_min(1e-30)).clamp(max=1.0), 0.0)
+        if not bool(weights.any()):
+            raise LeakRefused("guard: no sample's gradient is finite.")
+        if self._since_noise == 0:
+            self.before_release(samples * self.accumulate, list(parameters.values()))
+        sums = plan.sums(weights)
+        noisy = self._since_noise == 0
+        self._since_noise = (self._since_noise + 1) % self.accumulate
+        for key, parameter in parameters.items():
+            value = sums[key].to(parameter.dtype) if key in sums else torch.zeros_like(parameter)
+            if noisy and self.noise:
+                value += self.seeing.scale * self.noise * share * normal_like(parameter, self.draws)
+            if key in self._before:
+                value += self._before[key]
+            parameter.grad = value
+            self.placed[key], self.parameters[key] = value, parameter
+        self.passes.append(Clipped(samples, int((weights < 1).sum()), self.noise))
+        self._adapt(norms <= share)
+
+    def _adapt(self, below: Tensor) -> None:
+        """Let the clip follow the median norm: a noisy count of the samples below it moves it (Andrew and others, 2021)."""
+        if math.isinf(self.count_noise):
+            return
+        noisy = float(
+            (below.float() - 0.5).sum()
+            + self.count_noise * normal_like(below.new_zeros(1, dtype=torch.float32), self.draws)[0]
+        )
+        self.clip *= math.exp(-ADAPTING * min(1.0, max(-1.0, noisy / len(below))))
+
+    def _plan(self, calls: list[Call], parameters: dict[int, Tensor], samples: int) -> "Plan":
+        """Through which calls each parameter's gradient is told apart; found and checked on the first passes, then kept."""
+        key = (id(calls[0].root.module), tuple(sorted(c.key for c in calls)))
+        known = self._plans.get(key)
+        plan = Plan(self.seeing, calls, parameters, known.above if known else {})
+        if known is None or known.checks < CHECKED:
+            plan.checks = (known.checks if known else 0) + 1
+            plan.settle(samples, self._before)
+            self._plans[key] = plan.kept()
+        return plan
+
+
+def _clear(parameters: Iterable[Tensor]) -> None:
+    for parameter in parameters:
+        parameter.grad = None
+
+
+def _refuse_batch_statistics(model: nn.Module) -> None:
+    for name, module in model.named_modules():
+        batch = isinstance(module, nn.modules.batchnorm._BatchNorm) and not isinstance(
+            module, nn.modules.instancenorm._InstanceNorm
+        )
+        kept = bool(getattr(module, "track_running_stats", False))
+        if module.training and isinstance(module, nn.modules.batchnorm._NormBase) and (batch or kept):
+            raise LeakRefused(
+                f"guard: “{name}” ({type(module).__name__}) mixes the samples of a batch or keeps statistics of them, and both leave "
+                "unclipped. Use GroupNorm (`qbi.defences.with_group_norm(model)` converts a model), or put the layer into eval()."
+            )
+
+
+def _silence_attention(model: nn.Module) -> None:
+    """Dropout inside attention cannot be repeated for one sample; it is switched off, and the log says so."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.MultiheadAttention) and module.dropout:
+            log.warning("“%s”: its dropout of %g is switched off under the budget policy.", name, module.dropout)
+            module.dropout = 0.0
+
+
+def with_group_norm(model: nn.Module) -> nn.Module:
+    """A copy in which Opacus' fixer has put what keeps samples apart in the place of what mixes them."""
+    from opacus.validators import ModuleValidator
+
+    fixed: nn.Module = ModuleValidator.fix(model)
+    return fixed

@@ -1,0 +1,233 @@
+"""Each sample's own gradient, from what went into a module and what came back: its size, and sums of it with weights.
+
+Nothing is kept of size samples × weights: linear layers and convolutions give the norm from two small products (ghost clipping), or
+from one sample's gradient at a time where that is smaller; other layers through Opacus' rules, or by running them on single samples.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vjp, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from qbi.defences.layout import Layout, Place, leaves
+from qbi.defences.seeing import Call
+from qbi.errors import BadValue
+
+MOST_VALUES = 2**25
+"""Values of per-sample gradients that are held at once."""
+
+Weights = dict[str, Tensor]
+"""Parameters by their name inside the module."""
+
+
+Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
+
+
+def is_pair(module: nn.Module) -> bool:
+    """Whether a layer's gradient is a sum of products of what came in and what came back."""
+    plain = type(module) in (nn.Conv1d, nn.Conv2d, nn.Conv3d) and module.padding_mode == "zeros"
+    return type(module) is nn.Linear or plain
+
+
+def own_parameters(module: nn.Module) -> Weights:
+    """Those that stand directly in a module."""
+    return {n: p for n, p in module.named_parameters(recurse=False) if p.requires_grad}
+
+
+def squared_norms(call: Call, places: Sequence[Place], names: Sequence[str], samples: int) -> Tensor:
+    """Squared norms of each sample's gradient of the named parameters of one call."""
+    if is_pair(call.module):
+        return _pair_norms(call, places, names, samples)
+    if type(call.module) is nn.Embedding and not call.module.scale_grad_by_freq:
+        return _lookup_norms(call, call.module, places, samples)
+    return torch.cat([squares(part) for part in sample_gradients(call, places, names, samples)])
+
+
+def squares(gradients: Weights) -> Tensor:
+    """Squared norms over all parameters of gradients that stand one a sample."""
+    return torch.stack([g.flatten(1).float().square().sum(1) for g in gradients.values()]).sum(0)
+
+
+def _pair_norms(call: Call, places: Sequence[Place], names: Sequence[str], samples: int) -> Tensor:
+    into, back = _pairs(call, places, samples)
+    groups, positions, wide, high = into.shape[1], into.shape[2], into.shape[3], back.shape[3]
+    total = into.new_zeros(samples)
+    if "bias" in names:
+        total += back.sum(2).square().sum((1, 2))
+    if "weight" not in names:
+        return total
+    if positions == 1:
+        return total + (into.square().sum((2, 3)) * back.square().sum((2, 3))).sum(1)
+    ghost = positions * positions * (wide + high) <= positions * wide * high
+    each = max(1, groups * (positions * positions if ghost else wide * high))
+    for chosen in torch.arange(samples, device=into.device).split(max(1, MOST_VALUES // each)):
+        a, g = into[chosen], back[chosen]
+        if ghost:
+            total[chosen] += ((a @ a.mT) * (g @ g.mT)).sum((1, 2, 3))
+        else:
+            total[chosen] += (g.mT @ a).square().sum((1, 2, 3))
+    return total
+
+
+def _lookup_norms(call: Call, module: nn.Embedding, places: Sequence[Place], samples: int) -> Tensor:
+    """Of an embedding: what came back to the same entry adds up, entries apart from each other do not."""
+    index = _split(leaves(call.given)[0], places[0], samples, call).reshape(samples, -1)
+    back = _split(call.gradients[0], places[len(leaves(call.given))], samples, call).float()
+    back = back.reshape(samples, index.shape[1], -1)
+    if module.padding_idx is not None:
+        back = back * (index != module.padding_idx)[..., None]
+    total = back.new_zeros(samples)
+    for chosen in torch.arange(samples, device=back.device).split(max(1, MOST_VALUES // index.shape[1] ** 2)):
+        same = index[chosen, :, None] == index[chosen, None, :]
+        total[chosen] = ((back[chosen] @ back[chosen].mT) * same).sum((1, 2))
+    return total
+
+
+def _pairs(call: Call, places: Sequence[Place], samples: int) -> tuple[Tensor, Tensor]:
+    """What came in and what came back as (samples, groups, positions, values)."""
+    module, came_in = call.module, leaves(call.given)[0]
+    back = _split(call.gradients[0], places[len(leaves(call.given))], samples, call)
+    into = _split(came_in.to(back.dtype), places[0], samples, call)
+    if isinstance(module, nn.Linear):
+        return into.reshape(samples, 1, -1, into.shape[-1]).float(), back.reshape(
+            samples, 1, -1, back.shape[-1]
+        ).float()
+    assert isinstance(module, Convolution)
+    kernel = module.kernel_size
+    images = into.reshape(-1, *into.shape[-(len(kernel) + 1) :])
+    patches: Tensor = _patches(module, images)  # images, groups, values, positions
+    back = back.reshape(len(images), module.groups, -1, patches.shape[-1])
+
+    def joined(values: Tensor) -> Tensor:
+        each: Tensor = values.unflatten(0, (samples, -1))  # samples, images, groups, values, positions
+        return each.permute(0, 2, 1, 4, 3).flatten(2, 3).float()
+
+    return joined(patches), joined(back)
+
+
+def _patches(module: Convolution, images: Tensor) -> Tensor:
+    """Every patch a convolution looks at: (images, groups, values of a patch, positions)."""
+    sides = len(module.kernel_size)
+    pad: list[int] = list(getattr(module, "_reversed_padding_repeated_twice"))  # noqa: B009
+    out = nn.functional.pad(images, pad)
+    for side in range(sides):
+        size, step, spread = module.kernel_size[side], module.stride[side], module.dilation[side]
+        out = out.unfold(2 + side, spread * (size - 1) + 1, step)[..., ::spread]
+    # images, channels, positions…, kernel…
+    out = out.movedim(tuple(range(2, 2 + sides)), tuple(range(-sides, 0))).flatten(-sides)
+    grouped: Tensor = out.unflatten(1, (module.groups, -1))
+    return grouped.flatten(2, -2)
+
+
+def _split(values: Tensor, place: Place, samples: int, call: Call) -> Tensor:
+    if not isinstance(place, Layout):
+        raise BadValue(
+            f"samples of a batch mix before or in “{call.name}” ({type(call.module).__name__}), so none has a gradient of its own. "
+            "Use GroupNorm or LayerNorm for BatchNorm (`convert=True` does), or freeze its statistics with eval()."
+        )
+    return place.split(values, samples)
+
+
+def sample_gradients(call: Call, places: Sequence[Place], names: Sequence[str], samples: int) -> list[Weights]:
+    """Each sample's gradient of the named parameters, a number of samples at a time."""
+    weights: Weights = {n: p for n, p in call.module.named_parameters() if n in names}
+    at_once = max(1, MOST_VALUES // max(1, sum(p.numel() for p in weights.values())))
+    rule = _rules().get(type(call.module))
+    count = len(leaves(call.given))
+    given = [
+        _split(v, place, samples, call) if isinstance(v, Tensor) and place is not None else v
+        for v, place in zip(leaves(call.given), places[:count], strict=True)
+    ]
+    shared = [
+        i for i, place in enumerate(places[:count]) if place is None or not isinstance(leaves(call.given)[i], Tensor)
+    ]
+    back = {i: _split(g, places[count + i], samples, call) for i, g in call.gradients.items()}
+    out = []
+    for start in range(0, samples, at_once):
+        chosen = slice(start, start + at_once)
+        part = [v if i in shared else v[chosen] for i, v in enumerate(given)]
+        returned = {i: g[chosen] for i, g in back.items()}
+        if rule is not None and len(part) == 1 and part[0].shape[1:2] == (1,) and 0 not in shared:
+            plain = rule(call.module, [part[0].flatten(0, 1)], returned[0].flatten(0, 1))
+            named = {id(p): n for n, p in weights.items()}
+            out.append({named[id(p)]: g for p, g in plain.items() if id(p) in named})
+        else:
+            out.append(_each(call, part, set(shared), returned, weights))
+    return out
+
+
+def _each(call: Call, given: list[Any], shared: set[int], back: dict[int, Tensor], weights: Weights) -> Weights:
+    """Run a module on single samples: all at once where torch can, one by one where it cannot."""
+    fixed = {n: p.detach() for n, p in weights.items()}
+    numbers = sorted(back)
+
+    def run(values: Weights, own: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        rest = iter(own)
+        whole = [v if i in shared else next(rest) for i, v in enumerate(given)]
+        args, named = tree_unflatten(whole, tree_flatten(call.given)[1])
+        out = leaves(functional_call(call.module, values, args, named))
+        return tuple(out[i] for i in numbers)
+
+    def pulled(own: list[Tensor], returned: list[Tensor]) -> Weights:
+        pull: Any = vjp(lambda values: run(values, own), fixed)[1]
+        return dict(pull(tuple(returned))[0])
+
+    def one(own: Sequence[Tensor], returned: Sequence[Tensor]) -> list[Tensor]:
+        values = {n: p.clone().requires_grad_() for n, p in fixed.items()}
+        with torch.enable_grad():
+            out = run(values, own)
+        return list(torch.autograd.grad(out, list(values.values()), list(returned), materialize_grads=True))
+
+    own = [v for i, v in enumerate(given) if i not in shared]
+    returned = [back[i] for i in numbers]
+    with torch.random.fork_rng(devices=[]), sdpa_kernel(SDPBackend.MATH):
+        if not isinstance(call.module, nn.RNNBase):
+            try:
+                return dict(vmap(pulled, randomness="different")(own, returned))
+            except (RuntimeError, ValueError, NotImplementedError):
+                pass  # not everything can be run on many samples at once; one by one always works
+        rows = [one([v[i] for v in own], [g[i] for g in returned]) for i in range(len(returned[0]))]
+        return {n: torch.stack(parts) for n, parts in zip(fixed, zip(*rows, strict=True), strict=True)}
+
+
+def weighted_sum(call: Call, places: Sequence[Place], names: Sequence[str], weights: Tensor) -> Weights:
+    """Σ wᵢ·gᵢ of the named parameters: one more backward pass through the module alone."""
+    count = len(leaves(call.given))
+    back = {i: _weighed(g, places[count + i], weights, call) for i, g in call.gradients.items()}
+    if type(call.module) is nn.Linear:
+        flat = back[0].reshape(-1, back[0].shape[-1])
+        into = leaves(call.given)[0].reshape(-1, leaves(call.given)[0].shape[-1]).to(flat.dtype)
+        return {n: flat.T @ into if n == "weight" else flat.sum(0) for n in names}
+    chosen = {n: p.detach().requires_grad_() for n, p in call.module.named_parameters() if n in names}
+    args, named = call.given
+    with torch.enable_grad(), torch.random.fork_rng(devices=[]):
+        out = leaves(functional_call(call.module, chosen, args, named))
+        pairs = [(out[i], g) for i, g in back.items() if out[i].requires_grad]
+        found = torch.autograd.grad(
+            [o for o, _ in pairs], list(chosen.values()), [g for _, g in pairs], allow_unused=True
+        )
+    return {n: _dense(g) for n, g in zip(chosen, found, strict=True) if g is not None}
+
+
+def _dense(values: Tensor) -> Tensor:
+    return torch.Tensor.to_dense(values) if values.is_sparse else values
+
+
+def _weighed(values: Tensor, place: Place, weights: Tensor, call: Call) -> Tensor:
+    if not isinstance(place, Layout):
+        _split(values, place, len(weights), call)
+    assert isinstance(place, Layout)
+    # A sample whose gradient is not finite has weight zero, and zero times infinity is no number.
+    return place.weigh(values, weights) if bool(weights.all()) else place.weigh(values.nan_to_num(0, 0, 0), weights)
+
+
+@cache
+def _rules() -> dict[type[nn.Module], Callable[..., dict[nn.Parameter, Tensor]]]:
+    from opacus.grad_sample import GradSampleModule
+
+    return dict(GradSampleModule.GRAD_SAMPLERS)

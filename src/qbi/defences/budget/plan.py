@@ -1,0 +1,132 @@
+"""Which call tells which parameter's gradient apart by sample, and a check that nothing is missing."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from qbi.defences.budget.per_sample import sample_gradients, squared_norms, squares, weighted_sum
+from qbi.defences.layout import leaves
+from qbi.defences.seeing import Call, LeakRefused, Seeing
+
+TOLERANCE = 1e-3
+"""Of that comparison, relative to the gradient's norm."""
+
+
+@dataclass
+class Plan:
+    """Which call tells which parameter's gradient."""
+
+    seeing: Seeing
+    calls: list[Call]
+    parameters: dict[int, Tensor]
+    above: dict[int, str]
+    """Parameters that the module they stand in does not explain, and the name of the one around it that does."""
+    checks: int = 0
+
+    def kept(self) -> "Plan":
+        """Without what belongs to one pass."""
+        return Plan(self.seeing, [], {}, self.above, self.checks)
+
+    def explained(self) -> list[tuple[Call, list[str], list[int]]]:
+        """Calls with the names, in their module, of the parameters that each one explains, and the parameters' keys."""
+        out = []
+        for call in self.calls:
+            found: dict[str, int] = {}
+            for name, parameter in call.module.named_parameters(remove_duplicate=False):
+                key = id(parameter)
+                if key not in self.parameters or key in found.values():
+                    continue
+                own = "." not in name
+                if self.above.get(key) == call.key[0] if key in self.above else own and self._tells(call):
+                    found[name] = key
+            if found:
+                out.append((call, list(found), list(found.values())))
+        return out
+
+    def _tells(self, call: Call) -> bool:
+        """Whether what comes back to a call comes from samples; a table of positions, or a weight made of others, is the same for all."""
+        places = self.seeing.places(call)
+        first = len(leaves(call.given))
+        return all(places[first + number] is not None for number in call.gradients)
+
+    def norms(self, samples: int) -> Tensor:
+        """Each sample's norm over all parameters."""
+        explained = self.explained()
+        times: dict[int, int] = {}
+        for _, _, keys in explained:
+            for key in keys:
+                times[key] = times.get(key, 0) + 1
+        total = torch.zeros(samples, device=next(iter(self.parameters.values())).device)
+        for call, names, keys in explained:
+            single = [n for n, key in zip(names, keys, strict=True) if times[key] == 1]
+            if single:
+                total += squared_norms(call, self.seeing.places(call), single, samples)
+        for key in [key for key, count in times.items() if count > 1]:
+            total += self._joint(explained, key, samples)
+        return total.sqrt()
+
+    def _joint(self, explained: Sequence[tuple[Call, list[str], list[int]]], key: int, samples: int) -> Tensor:
+        """A parameter that several calls use: its gradients add up before the norm is taken."""
+        each = [
+            [
+                part[names[keys.index(key)]]
+                for part in sample_gradients(call, self.seeing.places(call), [names[keys.index(key)]], samples)
+            ]
+            for call, names, keys in explained
+            if key in keys
+        ]
+        return torch.cat([squares({"": sum(parts[1:], start=parts[0])}) for parts in zip(*each, strict=True)])
+
+    def sums(self, weights: Tensor) -> dict[int, Tensor]:
+        """Σ wᵢ·gᵢ of every parameter that is explained."""
+        out: dict[int, Tensor] = {}
+        for call, names, keys in self.explained():
+            found = weighted_sum(call, self.seeing.places(call), names, weights)
+            for name, key in zip(names, keys, strict=True):
+                if name in found:
+                    out[key] = out[key] + found[name] if key in out else found[name]
+        return out
+
+    def settle(self, samples: int, before: dict[int, Tensor]) -> None:
+        """Compare with torch's own gradients; where they differ, look from further out, and refuse where that does not help."""
+        tried: dict[int, set[str]] = {}
+        while True:
+            sums = self.sums(torch.ones(samples, device=next(iter(self.parameters.values())).device))
+            wrong = [
+                key for key, p in self.parameters.items() if not self._agrees(sums.get(key), p.grad, before.get(key))
+            ]
+            if not wrong:
+                return
+            for key in wrong:
+                self._step_out(key, tried.setdefault(key, set()))
+
+    @staticmethod
+    def _agrees(found: Tensor | None, gradient: Tensor | None, before: Tensor | None) -> bool:
+        if gradient is None:
+            return found is None or not bool(found.any())
+        gradient = gradient.to_dense() if gradient.is_sparse else gradient
+        raw = gradient.float() if before is None else gradient.float() - before.float()
+        if not bool(raw.isfinite().all()):
+            return True
+        apart = raw if found is None else raw - found.float()
+        tolerance = TOLERANCE if gradient.dtype == torch.float32 else 30 * TOLERANCE
+        return bool(apart.norm() <= tolerance * raw.norm() + 1e-12)
+
+    def _step_out(self, key: int, tried: set[str]) -> None:
+        """Look at a parameter from the next module around it."""
+        holders = [c for c in self.calls if any(id(p) == key for p in c.module.parameters())]
+        tried |= {c.key[0] for c in holders if "." not in self._name(c, key)}
+        left = [c.key[0] for c in holders if c.key[0] not in tried and self._tells(c)]
+        if not left:
+            name = self._name(holders[0], key) if holders else "a weight"
+            raise LeakRefused(
+                f"guard: not every use of “{name}” was seen: the samples' shares do not add up to its gradient. Weights used "
+                "outside their module, dropout inside a module that holds weights, or a second backward pass do this."
+            )
+        self.above[key] = max(left, key=lambda name: name.count(".") + bool(name))
+        tried.add(self.above[key])
+
+    def _name(self, call: Call, key: int) -> str:
+        return next(n for n, p in call.module.named_parameters(remove_duplicate=False) if id(p) == key)

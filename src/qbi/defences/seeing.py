@@ -1,0 +1,276 @@
+"""Sees every backward pass to its end: which modules were called on what, and what came back to each.
+
+When a backward pass ends, and before anything else can look at `.grad`, whoever listens gets the calls of that pass. So it does not
+matter what moves the weights afterwards: an optimiser, several, a closure, a hand.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import Variable
+from torch.func import functional_call
+
+from qbi.defences.layout import Layout, Place, Seen, batch_of, compare_runs, detached, leaves, random_parameters
+from qbi.errors import BadValue, QbiError, first_line
+
+HIDING = (
+    "DataParallel",
+    "DistributedDataParallel",
+    "FullyShardedDataParallel",
+    "FSDPModule",
+    "ScriptModule",
+    "OptimizedModule",
+)
+"""Wrappers behind which calls are not seen."""
+
+
+class LeakRefused(QbiError):
+    """A step that would give samples away, or that could not be looked at; its gradients were cleared."""
+
+
+@dataclass
+class Root:
+    """One call from outside: a model, or a part of one, on a batch."""
+
+    module: nn.Module
+    given: Any
+    samples: int
+    fresh: bool
+    """Whether its input is data, not the output of another call."""
+    names: dict[nn.Module, str]
+
+    def trainable(self) -> dict[str, Tensor]:
+        """Everything a gradient can arise for, each tensor once."""
+        return {n: p for n, p in self.module.named_parameters() if p.requires_grad}
+
+
+@dataclass
+class Call:
+    """One call of one module inside a root call."""
+
+    root: Root
+    module: nn.Module
+    key: tuple[str, int]
+    given: Any
+    gradients: dict[int, Tensor] = field(default_factory=dict)
+    """By the number of the output."""
+    parts: list["Call"] = field(default_factory=list)
+    places: list[Place] = field(default_factory=list)
+    """Of the inputs, then of the outputs."""
+
+    @property
+    def name(self) -> str:
+        """The module's name, for people."""
+        return self.key[0] or type(self.module).__name__
+
+
+Listener = Callable[[list[Call]], None]
+
+
+class Seeing:
+    """Stands between every call of a module and the module, as torch's own tracer does.
+
+    Args:
+        listener: told the calls of every backward pass that reached trainable weights, when it has ended.
+        model: whose modules to watch; all of the process, if not given.
+        batch_axis: the axis of the input along which samples lie.
+        trial: whether to find out, by trial runs, which part of each tensor belongs to which sample.
+    """
+
+    def __init__(
+        self, listener: Listener, model: nn.Module | None = None, *, batch_axis: int = 0, trial: bool = True
+    ) -> None:
+        self.listener, self.batch_axis, self.tries = listener, batch_axis, trial
+        self.scale = 1.0
+        """What the loss was multiplied with by a GradScaler."""
+        self.within = None if model is None else set(model.modules())
+        self.on_root: Callable[[Root], None] = lambda _root: None
+        self._places: WeakKeyDictionary[nn.Module, dict[tuple[bool, tuple[str, int]], list[Place]]] = (
+            WeakKeyDictionary()
+        )
+        self._quiet = False
+        self._around: Call | None = None
+        self._reached: list[Call] = []
+        self._counts: dict[str, int] = {}
+        self._queued = False
+        self._trial: tuple[Root, Seen] | None = None
+
+    def __enter__(self) -> "Seeing":
+        before = self._unseen = nn.Module.__call__
+
+        def seen(module: nn.Module, *given: Any, **named: Any) -> Any:
+            return self._call(before, module, given, named)
+
+        nn.Module.__call__ = seen  # type: ignore[method-assign]
+        scaled = self._unscaled = torch.amp.GradScaler.scale
+
+        def noted(scaler: torch.amp.GradScaler, outputs: Any) -> Any:
+            self.scale = float(scaler.get_scale())
+            return scaled(scaler, outputs)
+
+        torch.amp.GradScaler.scale = noted  # type: ignore[method-assign, assignment]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        nn.Module.__call__ = self._unseen  # type: ignore[method-assign]
+        torch.amp.GradScaler.scale = self._unscaled  # type: ignore[method-assign]
+        self._reached = []
+
+    @contextmanager
+    def quiet(self) -> Iterator[None]:
+        """Modules may be run again inside without being seen."""
+        before, self._quiet = self._quiet, True
+        try:
+            yield
+        finally:
+            self._quiet = before
+
+    def _call(self, run: Callable[..., Any], module: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        around = self._around
+        call = None if self._quiet else self._inner(around, module) if around else self._root(module, (given, named))
+        if call is None:
+            return run(module, *given, **named)
+        self._around = call
+        try:
+            out = run(module, *given, **named)
+        finally:
+            self._around = around
+        call.given = (given, named)
+        if self._trial is not None:
+            self._trial[1][call.key] = [*leaves(detached(call.given)), *leaves(detached(out))]
+            return out
+        if around is not None:
+            around.parts.append(call)
+        return self._watch(call, out)
+
+    def _inner(self, around: Call, module: nn.Module) -> Call | None:
+        name = around.root.names.get(module)
+        if name is None:
+            return None
+        number = self._counts.get(name, 0)
+        self._counts[name] = number + 1
+        return Call(around.root, module, (name, number), None)
+
+    def _root(self, module: nn.Module, given: Any) -> Call | None:
+        if self.within is not None and module not in self.within:
+            return None
+        if self._trial is not None:
+            return Call(self._trial[0], module, ("", 0), None)
+        names = {m: name for name, m in module.named_modules() if any(p.requires_grad for p in m.parameters())}
+        if not names or not torch.is_grad_enabled():
+            return None
+        _refuse_wrappers(module)
+        # What is called again inside a backward pass belongs to the call whose pass it is.
+        fresh = not self._queued and not any(isinstance(v, Tensor) and v.grad_fn is not None for v in leaves(given))
+        root = Root(module, detached(given), batch_of(given, self.batch_axis), fresh, names)
+        if self.tries and root.samples == 0:
+            raise LeakRefused(
+                "guard: the model was called without a tensor that holds a batch; samples cannot be counted."
+            )
+        if self.tries and (root.samples > 1, ("", 0)) not in self._places_of(root):
+            self.look(root)
+        self._counts = {"": 1}
+        self.on_root(root)
+        return Call(root, module, ("", 0), None)
+
+    def _watch(self, call: Call, out: Any) -> Any:
+        """Keep what comes back to each output."""
+        out = self._spread(call, out)
+        for number, value in enumerate(leaves(out)):
+            if isinstance(value, Tensor) and value.requires_grad:
+                value.register_hook(lambda g, number=number: self._came_back(call, number, g))
+        call.given = detached(call.given)
+        return out
+
+    def _spread(self, call: Call, out: Any) -> Any:
+        """Positions are looked up once for all samples: look them up for each, so that each one's gradient can be told."""
+        if not isinstance(call.module, nn.Embedding) or not isinstance(out, Tensor):
+            return out
+        samples = call.root.samples
+        places = self._places_of(call.root).get((samples > 1, call.key))
+        if samples < 2 or places is None or any(place is not None for place in places):
+            return out
+        index = call.given[0][0]
+        if index.dim() > 1 and index.shape[0] == 1:
+            index = index[0]
+        call.given = ((index.expand(samples, *index.shape),), {})
+        call.places = [Layout(0), Layout(0)]
+        return (out[0] if out.shape[: 1 + index.dim()] == (1, *index.shape) else out).expand(samples, *index.shape, -1)
+
+    def _came_back(self, call: Call, number: int, gradient: Tensor) -> None:
+        if not self._queued:
+            self._queued = True
+            Variable._execution_engine.queue_callback(self._finished)  # type: ignore[attr-defined]
+        if not call.gradients:
+            self._reached.append(call)
+        gradient = gradient.detach()
+        before = call.gradients.get(number)
+        call.gradients[number] = gradient if before is None else before + gradient
+
+    def _finished(self) -> None:
+        self._queued = False
+        calls, self._reached = self._reached, []
+        try:
+            with self.quiet():
+                self.listener(calls)
+        finally:
+            for call in calls:
+                call.gradients = {}
+
+    def _places_of(self, root: Root) -> dict[tuple[bool, tuple[str, int]], list[Place]]:
+        return self._places.setdefault(root.module, {})
+
+    def places(self, call: Call) -> list[Place]:
+        """Where the samples stand in what went into a call and came out of it; a trial run shows it the first time."""
+        if call.places:
+            return call.places
+        known, key = self._places_of(call.root), (call.root.samples > 1, call.key)
+        if key not in known:
+            self.look(call.root)
+        if key not in known:
+            raise BadValue(f"{call.name} was not called in a trial run on the same samples.")
+        return known[key]
+
+    def look(self, root: Root) -> None:
+        """Run a model with random weights twice, one sample changed, and note where samples stand."""
+
+        quiet = self._quiet
+
+        def run(given: Any) -> Seen:
+            seen: Seen = {}
+            kept, self._trial, self._quiet, self._around = self._around, (root, seen), False, None
+            self._counts = {"": 1}
+            try:
+                with torch.random.fork_rng(devices=_devices(root.module)), torch.no_grad():
+                    buffers = {n: b.clone() for n, b in root.module.named_buffers()}
+                    functional_call(root.module, {**weights, **buffers}, given[0], given[1])
+                return seen
+            except QbiError:
+                raise
+            except Exception as problem:
+                raise BadValue(f"a trial run of the model failed ({first_line(problem)}).") from problem
+            finally:
+                self._trial, self._quiet, self._around = None, quiet, kept
+
+        with torch.random.fork_rng(devices=_devices(root.module)):
+            weights = random_parameters((n, p.detach()) for n, p in root.module.named_parameters())
+            found = compare_runs(run, root.given, root.samples, self.batch_axis)
+        self._places_of(root).update({(root.samples > 1, key): places for key, places in found.items()})
+
+
+def _refuse_wrappers(module: nn.Module) -> None:
+    for part in module.modules():
+        hides = any(c.__name__ in HIDING for c in type(part).__mro__) or getattr(part, "_compiled_call_impl", None)
+        if hides:
+            raise LeakRefused(
+                f"guard: {type(part).__name__} hides the calls of the modules inside it; train the plain module under the guard."
+            )
+
+
+def _devices(module: nn.Module) -> list[torch.device]:
+    return list({p.device for p in module.parameters() if p.device.type == "cuda"})
