@@ -174,13 +174,21 @@ def test_the_mod_fails_closed_and_says_why(state, train, config, why):
 def test_a_run_may_only_tighten(caplog):
     """Whoever starts a run writes its config, and that is the server: what is milder than the owner's is not done."""
     sent = state_of(crafted_arrays())
-    lax = {"qbi-policy": "report", "qbi-inspect": "off", "qbi-bits": 1e9, "qbi-metrics": "keep", "qbi-ledger": "elsewhere"}
+    lax = {
+        "qbi-policy": "report",
+        "qbi-inspect": "off",
+        "qbi-bits": 1e9,
+        "qbi-metrics": "keep",
+        "qbi-ledger": "elsewhere",
+    }
     assert leak_guard(asked(sent), context(**lax), trainer(plain())).has_error()
     owners = {"qbi-inspect": "off"}
     reply = leak_guard(asked(sent), context(**lax, node=owners), trainer(plain()))
     assert recall(ArrayRecord(sent), reply) == 0
     assert caplog.text.count("only the node's owner may set that") == 2 * 4 + 1
-    assert leak_guard(asked(sent), context(**{"qbi-policy": "refuse"}, node={**owners, "qbi-policy": "report"}), trainer(plain())).has_error()
+    assert leak_guard(
+        asked(sent), context(**{"qbi-policy": "refuse"}, node={**owners, "qbi-policy": "report"}), trainer(plain())
+    ).has_error()
 
 
 def test_other_messages_pass():

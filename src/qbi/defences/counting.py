@@ -44,7 +44,7 @@ class Counting:
 
     def __post_init__(self) -> None:
         self.seeing = Seeing(self._listen, trial=False)
-        self.seeing.on_root = self._remember
+        self.seeing.on_backward = self._remember
         self.placed: dict[int, Tensor] = {}
         self.parameters: dict[int, Tensor] = {}
         self._before: dict[int, Tensor] = {}
@@ -54,9 +54,8 @@ class Counting:
         return parameter.grad is None or self.placed.get(id(parameter)) is parameter.grad
 
     def _remember(self, root: Root) -> None:
-        if root.fresh:
-            kept = {id(p): p.grad for p in root.trainable().values() if p.grad is not None}
-            self._before = {key: g.detach().clone() for key, g in kept.items() if bool(g.any())}
+        kept = {id(p): p.grad for p in root.trainable().values() if p.grad is not None}
+        self._before |= {key: g.detach().clone() for key, g in kept.items() if bool(g.any())}
 
     def _listen(self, calls: list[Call]) -> None:
         roots = {id(c.root): c.root for c in calls}.values()
@@ -68,6 +67,8 @@ class Counting:
                 for parameter in parameters:
                     parameter.grad = None
                 raise
+            finally:
+                self._before = {}
 
     def _protect(self, calls: list[Call], roots: list[Root], parameters: list[Tensor]) -> None:
         if not all(p.grad is None or is_finite(p.grad) for p in parameters):
@@ -121,7 +122,8 @@ class Counting:
     def _had(self, module: nn.Module) -> bool:
         """Whether all of its gradient stood there before this pass."""
         return all(
-            id(p) in self._before and p.grad is not None and torch.equal(p.grad, self._before[id(p)]) for p in module.parameters(recurse=False)
+            id(p) in self._before and p.grad is not None and torch.equal(p.grad, self._before[id(p)])
+            for p in module.parameters(recurse=False)
         )
 
 

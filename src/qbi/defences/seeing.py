@@ -90,6 +90,7 @@ class Seeing:
         """What the loss was multiplied with by a GradScaler."""
         self.within = None if model is None else set(model.modules())
         self.on_root: Callable[[Root], None] = lambda _root: None
+        self.on_backward: Callable[[Root], None] = lambda _root: None
         self._places: WeakKeyDictionary[nn.Module, dict[tuple[bool, tuple[str, int]], list[Place]]] = (
             WeakKeyDictionary()
         )
@@ -207,6 +208,9 @@ class Seeing:
             self._queued = True
             Variable._execution_engine.queue_callback(self._finished)  # type: ignore[attr-defined]
         if not call.gradients:
+            if not any(call.root is other.root for other in self._reached):
+                # The output of a root is reached before any of its weights is.
+                self.on_backward(call.root)
             self._reached.append(call)
         gradient = gradient.detach()
         before = call.gradients.get(number)

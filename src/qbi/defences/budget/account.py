@@ -69,4 +69,3 @@ def family_of(parameters: Iterable[Tensor]) -> str:
     """Models with the same shapes are one family."""
     shapes = " ".join("×".join(map(str, p.shape)) for p in parameters)
     return hashlib.sha256(shapes.encode()).hexdigest()[:12]
-

@@ -65,7 +65,7 @@ class Clipping:
 
     def __post_init__(self) -> None:
         self.seeing = Seeing(self._listen, self.model, batch_axis=self.batch_axis)
-        self.seeing.on_root = self._remember
+        self.seeing.on_root, self.seeing.on_backward = self._called, self._remember
         self.placed: dict[int, Tensor] = {}
         """The gradients that were put in place, by their parameter."""
         self._before: dict[int, Tensor] = {}
@@ -89,21 +89,18 @@ class Clipping:
             before_release=account.take_part,
         )
 
-    def _remember(self, root: Root) -> None:
-        """What was protected earlier stays: the next pass is added to it."""
+    def _called(self, root: Root) -> None:
         _refuse_batch_statistics(root.module)
         _silence_attention(root.module)
-        if not root.fresh:
-            return
+
+    def _remember(self, root: Root) -> None:
+        """What was protected earlier stays: the pass that begins is added to it."""
         trainable = root.trainable().values()
-        self._before = {}
         for parameter in trainable:
             if parameter.grad is not None and bool(parameter.grad.any()):
                 if not self.is_placed(parameter):
                     self._refuse(trainable, "a gradient stands there that the guard did not see arise")
                 self._before[id(parameter)] = parameter.grad.detach().clone()
-        if not self._before:
-            self._since_noise = 0
 
     def is_placed(self, parameter: Tensor) -> bool:
         """Whether the gradient that stands there is one the guard made."""
@@ -120,6 +117,8 @@ class Clipping:
             raise
         except (QbiError, RuntimeError, ValueError, NotImplementedError, IndexError) as problem:
             self._refuse(parameters.values(), f"samples' gradients cannot be told apart: {problem}")
+        finally:
+            self._before = {}
 
     def _refuse(self, parameters: Iterable[Tensor], why: str) -> None:
         _clear(parameters)
@@ -137,6 +136,8 @@ class Clipping:
                 "guard: gradients were taken by autograd.grad, which passes the guard by; use backward()."
             )
         samples = fresh[0].samples
+        if not self._before:
+            self._since_noise = 0
         plan = self._plan(calls, parameters, samples)
         norms = plan.norms(samples) / self.seeing.scale
         share = self.clip / (samples * self.accumulate if self.reduction == "mean" else 1)
