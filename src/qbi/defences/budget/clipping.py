@@ -14,9 +14,10 @@ from torch import Tensor, nn
 
 from qbi.defences.budget.account import Account
 from qbi.defences.budget.goal import Budget
+from qbi.defences.budget.ledger import BudgetSpent
 from qbi.defences.budget.plan import Plan
 from qbi.defences.seeing import Call, LeakRefused, Root, Seeing
-from qbi.errors import QbiError
+from qbi.errors import DataError, QbiError
 from qbi.randomness import Draws, normal_like
 
 log = logging.getLogger("qbi.guard")
@@ -112,7 +113,7 @@ class Clipping:
         try:
             with torch.no_grad():
                 self._replace(calls, roots, parameters)
-        except LeakRefused:
+        except (LeakRefused, BudgetSpent, DataError):
             _clear(parameters.values())
             raise
         except (QbiError, RuntimeError, ValueError, NotImplementedError, IndexError) as problem:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vjp, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from qbi.defences.layout import Layout, Place, leaves
 from qbi.defences.seeing import Call
@@ -199,12 +199,13 @@ def weighted_sum(call: Call, places: Sequence[Place], names: Sequence[str], weig
     """Σ wᵢ·gᵢ of the named parameters: one more backward pass through the module alone."""
     count = len(leaves(call.given))
     back = {i: _weighed(g, places[count + i], weights, call) for i, g in call.gradients.items()}
+    # A sample whose gradient is not finite has weight zero, and zero times infinity is no number.
+    args, named = call.given if bool(weights.all()) else tree_map(_finite, call.given)
     if type(call.module) is nn.Linear:
         flat = back[0].reshape(-1, back[0].shape[-1])
-        into = leaves(call.given)[0].reshape(-1, leaves(call.given)[0].shape[-1]).to(flat.dtype)
+        into = leaves((args, named))[0].reshape(-1, call.module.in_features).to(flat.dtype)
         return {n: flat.T @ into if n == "weight" else flat.sum(0) for n in names}
     chosen = {n: p.detach().requires_grad_() for n, p in call.module.named_parameters() if n in names}
-    args, named = call.given
     with torch.enable_grad(), torch.random.fork_rng(devices=[]):
         out = leaves(functional_call(call.module, chosen, args, named))
         pairs = [(out[i], g) for i, g in back.items() if out[i].requires_grad]
@@ -222,8 +223,11 @@ def _weighed(values: Tensor, place: Place, weights: Tensor, call: Call) -> Tenso
     if not isinstance(place, Layout):
         _split(values, place, len(weights), call)
     assert isinstance(place, Layout)
-    # A sample whose gradient is not finite has weight zero, and zero times infinity is no number.
-    return place.weigh(values, weights) if bool(weights.all()) else place.weigh(values.nan_to_num(0, 0, 0), weights)
+    return place.weigh(values if bool(weights.all()) else _finite(values), weights)
+
+
+def _finite(values: Any) -> Any:
+    return values.nan_to_num(0, 0, 0) if isinstance(values, Tensor) and values.is_floating_point() else values
 
 
 @cache
