@@ -46,10 +46,16 @@ class BestCase:
         if len(others) < 2:
             raise BadValue(f"best case: {len(others)} other samples; principal components need at least two.")
         mean = others.mean(0)
-        _, values, directions = torch.linalg.svd(others - mean, full_matrices=False)
-        variances = values.square() / (len(others) - 1)
-        kept = variances > 1e-9 * variances[0]
-        return cls(mean, directions[kept], variances[kept], others[:TRIED])
+        centred = (others - mean).double()
+        if len(others) < others.shape[1]:
+            values, left = torch.linalg.eigh(centred @ centred.T)
+            directions = (left.T @ centred) / values.clamp_min(1e-30).sqrt()[:, None]
+        else:
+            values, right = torch.linalg.eigh(centred.T @ centred)
+            directions = right.T
+        kept = (values > 1e-9 * values[-1]).nonzero()[:, 0].flip(0)
+        variances = (values[kept] / (len(others) - 1)).to(others)
+        return cls(mean, directions[kept].to(others), variances, others[:TRIED])
 
     def gains(self, noise: float, rounds: int = 1) -> Float[Tensor, " k"]:
         """How much of the gradient's length to give each component: water poured on the square roots of the variances."""

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from qbi.auditing.samples import Samples
 from qbi.auditing.survey import Finding
 from qbi.auditing.trial import Answer, Trial, chosen_batch, read_answer, take_answer
 from qbi.carrier import Normalised, flat
+from qbi.defences import StepDefence
 from qbi.errors import BadValue, CannotMount, CannotRead, DataError
 from qbi.exposure import observe
 from qbi.federation.client import Loss
@@ -140,6 +141,13 @@ class Campaign:
             inputs, _ = source.batch(block if len(block) > 1 else block.repeat(2), self.device)
             parts.append(carrier.arrived(observe(carried.model, carried.layer, inputs).features))
         return torch.cat(parts)
+
+    def bounded(self, mounted: Mounted, answer: Answer, defence: StepDefence, seed: int) -> Answer:
+        """The same answer with a defence that works inside the step."""
+        inputs, targets = self.samples.batch(answer.chosen, self.device)
+        draws = generator(seed, "defence", defence.name, device=self.device)
+        step = defence.take(mounted.model, inputs, targets, draws, layers=[mounted.layer], loss=self.loss, seed=seed)
+        return replace(answer, step=step)
 
     def write(self, mounted: Mounted, number: int, gain: float) -> None:
         """Fresh rows for one batch."""

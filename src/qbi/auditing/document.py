@@ -55,6 +55,7 @@ def to_document(result: AuditResult) -> dict[str, Any]:
             "neurons": list(result.curve.neurons),
             "recall": [list(row) for row in result.curve.recall],
         },
+        "budgets": [point.document() for point in result.budgets],
         "advice": list(result.advice),
         "doubts": list(result.doubts),
         "batches": result.batches,

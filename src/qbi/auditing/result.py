@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from qbi.auditing.bounds import BoundPoint
 from qbi.auditing.client import Client
 from qbi.auditing.survey import Finding
 from qbi.metrics import EXACT, Threshold
@@ -124,6 +125,7 @@ class AuditResult:
     beside: tuple[SideReading, ...]
     defences: tuple[DefenceOutcome, ...]
     curve: Curve | None
+    budgets: tuple[BoundPoint, ...]
     advice: tuple[str, ...]
     doubts: tuple[str, ...]
     gallery: Gallery

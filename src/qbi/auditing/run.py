@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import qbi
 from qbi.attacks import Attack
 from qbi.attacks.registry import BY_DEFAULT, select
+from qbi.auditing.bounds import budget_points
 from qbi.auditing.campaign import Attempt, Campaign
 from qbi.auditing.client import Client
 from qbi.auditing.doubts import find_doubts
@@ -116,6 +117,7 @@ def _assembled(
     say("trying defences")
     judges = [a for a in (strongest, _most(attempts, crafted=False)) if a is not None]
     after = defended(campaign, judges) if judges and defences and not client.local_steps else ()
+    points = budget_points(samples, campaign.seed)
     trials = [trial for a in crafted for trial in a.trials]
     return AuditResult(
         model="",
@@ -136,7 +138,8 @@ def _assembled(
         beside=side_readings(campaign, findings),
         defences=after,
         curve=curve,
-        advice=advise(worst, after, curve, client, findings),
+        budgets=points,
+        advice=advise(worst, after, curve, client, findings, points),
         doubts=find_doubts(findings, outcomes, untested, trials, traced, samples, client, campaign.batches),
         gallery=Gallery() if strongest is None else make_gallery(strongest.trials[0], strongest.mounted, samples),
         seed=campaign.seed,

@@ -45,7 +45,7 @@ class StepDefence(Named, Protocol):
     def take(
         self,
         model: nn.Module,
-        inputs: Tensor,
+        inputs: Tensor | tuple[Tensor, ...],
         targets: Tensor,
         generator: torch.Generator,
         *,

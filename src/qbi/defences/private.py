@@ -7,14 +7,14 @@ buffers, the loss and the learning rate are not.
 
 import copy
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from qbi.defences.base import Kind
-from qbi.errors import BadValue, MissingExtra, first_line
-from qbi.federation.client import Loss, default_loss
+from qbi.errors import BadValue, first_line
+from qbi.federation.client import Loss, client_batch, default_loss, run_model
 from qbi.federation.exposed import ClientStep, exposed_step
 from qbi.records import Update
 
@@ -70,14 +70,16 @@ class DPSGD:
         scope = f"one sample added or removed, Poisson batches at rate {sample_rate:g}, {steps} steps, gradients only"
         if not self.noise:
             return Guarantee(float("inf"), delta, scope)
-        accountant = _opacus("accountants").RDPAccountant()
+        from opacus.accountants import RDPAccountant
+
+        accountant = RDPAccountant()
         accountant.history = [(self.noise, sample_rate, steps)]
         return Guarantee(float(accountant.get_epsilon(delta)), delta, scope)
 
     def take(
         self,
         model: nn.Module,
-        inputs: Tensor,
+        inputs: Tensor | tuple[Tensor, ...],
         targets: Tensor,
         generator: torch.Generator,
         *,
@@ -92,7 +94,7 @@ class DPSGD:
     def update(
         self,
         model: nn.Module,
-        inputs: Tensor,
+        inputs: Tensor | tuple[Tensor, ...],
         targets: Tensor,
         generator: torch.Generator,
         *,
@@ -100,34 +102,27 @@ class DPSGD:
         seed: int = 0,
     ) -> Update:
         """The private mean gradient of a batch. Memory: one gradient of the model for every sample."""
-        opacus, optimizers = _opacus(), _opacus("optimizers")
+        from opacus import GradSampleModule
+        from opacus.optimizers import DPOptimizer
+
         private = copy.deepcopy(model).train()
         try:
-            private = opacus.GradSampleModule(private, loss_reduction="mean")
+            private = GradSampleModule(private, loss_reduction="mean")
         except NotImplementedError as problem:
             reason = first_line(problem).strip("[]")
             raise BadValue(f"DP-SGD: this model has no gradient of single samples ({reason}).") from problem
-        optimiser = optimizers.DPOptimizer(
+        optimiser = DPOptimizer(
             torch.optim.SGD(private.parameters(), lr=1.0),
             noise_multiplier=self.noise,
             max_grad_norm=self.clip,
-            expected_batch_size=len(inputs),
+            expected_batch_size=client_batch(inputs),
             generator=generator,
         )
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            value = loss(private(inputs), targets)
+            value = loss(run_model(private, inputs), targets)
         value.backward()
         optimiser.pre_step()
         named = {n.removeprefix("_module."): p.grad for n, p in private.named_parameters() if p.grad is not None}
         buffers = {n.removeprefix("_module."): b for n, b in private.named_buffers()}
-        return Update(gradients=named, buffers=buffers, batch_size=len(inputs), loss=float(value.detach()))
-
-
-def _opacus(part: str = "") -> Any:
-    import importlib
-
-    try:
-        return importlib.import_module(f"opacus.{part}" if part else "opacus")
-    except ImportError as problem:
-        raise MissingExtra("opacus", "dp") from problem
+        return Update(gradients=named, buffers=buffers, batch_size=client_batch(inputs), loss=float(value.detach()))

@@ -1,9 +1,10 @@
 """Every defence by its key, with the settings at which it is compared."""
 
-import importlib.util
 from collections.abc import Mapping
 
 from qbi.defences.base import Defence, StepDefence, chain
+from qbi.defences.budget.goal import Budget
+from qbi.defences.budget.step import Bounded
 from qbi.defences.private import DPSGD
 from qbi.defences.rules import DropClose, DropDominated, DropSparse, HideReadable, Noise, NoisyRows, Pruning, Sparsify
 from qbi.errors import BadValue
@@ -27,7 +28,12 @@ ON_UPDATES: Mapping[str, Defence] = {
 }
 """Those that change an update."""
 
-DEFENCES: dict[str, Defence | StepDefence] = {**ON_UPDATES, "dp-sgd": DPSGD(clip=1.0, noise=1.0)}
+DEFENCES: dict[str, Defence | StepDefence] = {
+    **ON_UPDATES,
+    "budget": Bounded(Budget.for_goal()),
+    "budget-8": Bounded(Budget.for_goal(bits=8)),
+    "dp-sgd": DPSGD(clip=1.0, noise=1.0),
+}
 """All of them. One of one's own is added with `DEFENCES[key] = my_defence`."""
 
 
@@ -37,9 +43,9 @@ def named(key: str) -> Defence:
 
 
 def select(keys: list[str], place: str) -> list[str]:
-    """Keys as they are; `all` stands for every defence whose extra is installed."""
+    """Keys as they are; `all` stands for every defence."""
     if "all" in keys:
-        return [k for k, d in DEFENCES.items() if not isinstance(d, DPSGD) or importlib.util.find_spec("opacus")]
+        return list(DEFENCES)
     unknown = [key for key in keys if key not in DEFENCES]
     if unknown:
         raise BadValue(f"{place}: no defence is called {unknown[0]!r}; there are {', '.join(DEFENCES)}.")

@@ -180,13 +180,15 @@ def _clipped(model: nn.Module, cell: Cell, noise: float, passes: int, draws: tor
 def _basis(cell: Cell, width: int) -> Tensor:
     """Orthonormal directions, known to everybody: drawn at random, or an image's low frequencies."""
     if cell.remedy == "low-rank":
-        return torch.linalg.qr(torch.randn(width, RANK, generator=generator(cell.seed, "basis")))[0]
+        drawn: Tensor = torch.linalg.qr(torch.randn(width, RANK, generator=generator(cell.seed, "basis")))[0]
+        return drawn
     side = math.isqrt(width // 3)
     places = (torch.arange(side) + 0.5) * math.pi / side
     waves = torch.stack([torch.cos(k * places) for k in range(SIDE)])
     waves /= waves.norm(dim=1, keepdim=True)
     plane = torch.einsum("ax,by->abxy", waves, waves).reshape(SIDE * SIDE, side * side)
-    return torch.block_diag(plane, plane, plane).T.contiguous()
+    planes: Tensor = torch.block_diag(plane, plane, plane)
+    return planes.T.contiguous()
 
 
 def compute(cells: Sequence[Cell], data: ImageData, *, device: str = "cpu", jobs: int = 1) -> Iterator[dict[str, Any]]:

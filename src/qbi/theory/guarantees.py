@@ -105,10 +105,13 @@ class Prior:
         rows = np.asarray(samples, dtype=np.float64).reshape(len(samples), -1)
         if len(rows) < 2:
             raise BadValue(f"guarantees: {len(rows)} samples; a prior needs at least two.")
-        values = np.linalg.svd(rows - rows.mean(0), compute_uv=False) ** 2 / (len(rows) - 1)
+        spread = float(rows.max() - rows.min())
+        rows = rows - rows.mean(0)
+        products = rows @ rows.T if len(rows) < rows.shape[1] else rows.T @ rows
+        values = np.linalg.eigvalsh(products)[::-1].clip(0) / (len(rows) - 1)
         kept = np.zeros(rows.shape[1])
         kept[: len(values)] = values[: rows.shape[1]]
-        return cls(tuple(kept.tolist()), float(rows.max() - rows.min()) if span is None else span)
+        return cls(tuple(kept.tolist()), spread if span is None else span)
 
     def psnr(self, squared_error: float) -> float:
         """dB of a mean squared error a value."""
