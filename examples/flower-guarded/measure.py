@@ -1,6 +1,6 @@
 """What the guard costs, what it does to accuracy, and how many virtual clients fit: figures of `docs/federation.md`.
 
-python measure.py accuracy --seeds 5 --rounds 20 --data cifar-10-python.tar.gz
+python measure.py accuracy --seeds 5 --rounds 20 --attack-round 5 --data cifar-10-python.tar.gz
 python measure.py overhead --rounds 10 --model cnn
 python measure.py scale --clients 1000
 """
@@ -11,6 +11,7 @@ import os
 import resource
 import statistics
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -18,14 +19,21 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
 sys.path.insert(0, str(Path(__file__).parent))
 
+import torch
 from flower_guarded.task import accuracy, load_data, make_model, train
-from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
 
+from qbi.attacks import Cascade, Knowledge, Mounted, mount
+from qbi.defences import Ledger
 from qbi.integrations.flower import guarded_by
+from qbi.integrations.flower.records import arrays_of, state_of
+from qbi.metrics import CLEAR, match
+from qbi.randomness import generator
+from qbi.records import Update
 
 BACKEND = {"client_resources": {"num_cpus": 1, "num_gpus": 0}, "init_args": {"num_cpus": 2}}
 
@@ -39,9 +47,23 @@ def timed(msg: Message, context: Context, call_next) -> Message:
     return reply
 
 
-def client_app(data: str, images: int, held_out: int, *, guard: bool, seed: int, policy: str, kind: str) -> ClientApp:
+def own_guard(policy: str, samples: int, ledger: str):
+    """Each client's own guard: its data set has a name and a budget of its own in the ledger."""
+
+    def guard(msg: Message, context: Context, call_next) -> Message:
+        name = f"client {context.node_config['partition-id']}"
+        settings = {"samples": samples, "ledger": ledger, "data": name} if policy == "budget" else {}
+        return guarded_by(policy=policy, inspect="warn", metrics="keep", **settings)(msg, context, call_next)
+
+    return guard
+
+
+def client_app(
+    data: str, images: int, held_out: int, *, clients: int, guard: bool, seed: int, policy: str, kind: str, ledger: str, batch: int, rate: float
+) -> ClientApp:
     """The example's client, its settings fixed; the first `held_out` images of the data are nobody's."""
-    app = ClientApp(mods=[timed, *([guarded_by(policy=policy, inspect="refuse")] if guard else [])])
+    samples = len(load_data(data, images, 0, clients)[0]) - held_out // clients
+    app = ClientApp(mods=[timed, *([own_guard(policy, samples, ledger)] if guard else [])])
 
     @app.train()
     def train_here(msg: Message, context: Context) -> Message:
@@ -54,15 +76,35 @@ def client_app(data: str, images: int, held_out: int, *, guard: bool, seed: int,
             model,
             x,
             y,
-            rate=0.05,
-            batch_size=20,
-            steps=0,
+            rate=rate,
+            batch_size=batch,
+            steps=int(msg.content["config"].get("local-steps", 0)),
             seed=seed * 1000 + int(msg.content["config"]["server-round"]),
         )
         metrics = MetricRecord({"loss": loss, "num-examples": len(x)})
         return Message(RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics}), reply_to=msg)
 
     return app
+
+
+def crafted(images_of: list, seed: int, kind: str, batch: int) -> Mounted:
+    """A cascade on the example's model, tuned on what nobody trains on."""
+    auxiliary = torch.cat([x[:20] for x, _ in images_of])
+    model = make_model(seed, kind)
+    layer = next(n for n, m in model.named_modules() if isinstance(m, torch.nn.Linear))
+    neurons = model.get_submodule(layer).out_features
+    attack = Cascade.prepare(Knowledge(batch, neurons, auxiliary[0].numel(), auxiliary.flatten(1), seed=seed))
+    return mount(model, attack, auxiliary[:2], generator(seed, "measure"), layer=layer)
+
+
+def read_from(mounted: Mounted, reply: Message, rate: float, truth: torch.Tensor) -> int:
+    """How many images of the client a reply gives away at 30 dB."""
+    sent, back = mounted.model.state_dict(), state_of(reply.content["arrays"])
+    update = Update({n: (sent[n] - back[n]) / rate for n in sent}, {}, 0, float("nan"))
+    found = mounted.read(update).samples
+    if not len(found):
+        return 0
+    return int(match(found, truth, data_range=4.0)[CLEAR].recovered.sum())
 
 
 def simulate(
@@ -76,20 +118,36 @@ def simulate(
     held_out: int = 0,
     policy: str,
     kind: str,
+    ledger: str = "",
+    batch: int = 20,
+    rate: float = 0.05,
+    attack_round: int = 0,
 ) -> dict:
-    """One simulation: accuracy on what nobody trained on, seconds of each round, seconds of each client."""
+    """One simulation: accuracy on what nobody trained on, seconds of each round, seconds of each client.
+
+    In the round of the attack the server sends a cascade, asks for one step, and reads every reply; then it goes on as if nothing had been.
+    """
     found: dict = {"rounds": [], "clients": []}
     app = ServerApp()
+    images_of = [load_data(data, images, part, clients) for part in range(clients)] if attack_round else []
+    mounted = crafted(images_of, seed, kind, batch) if attack_round else None
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:  # noqa: ARG001
         class Timed(FedAvg):
-            def configure_train(self, *arguments):
+            def configure_train(self, server_round, arrays, config, grid):
                 self.started = time.perf_counter()
-                return super().configure_train(*arguments)
+                if server_round == attack_round:
+                    self.honest, arrays = arrays, arrays_of(dict(mounted.model.state_dict()))
+                    config = ConfigRecord({**config, "local-steps": 1})
+                return super().configure_train(server_round, arrays, config, grid)
 
             def aggregate_train(self, server_round, replies):
                 kept = list(replies)
+                if server_round == attack_round:
+                    truth = torch.cat([x[held_out // clients :].flatten(1) for x, _ in images_of])
+                    found["read"] = [read_from(mounted, reply, rate, truth) for reply in kept if not reply.has_error()]
+                    return self.honest, MetricRecord({"num-examples": 1})
                 found["rounds"].append(time.perf_counter() - self.started)
                 found["answered"] = sum(not r.has_error() for r in kept)
                 found["clients"] += [r.content["metrics"]["seconds"] for r in kept if not r.has_error()]
@@ -110,11 +168,23 @@ def simulate(
 
     run_simulation(
         app,
-        client_app(data, images, held_out, guard=guard, seed=seed, policy=policy, kind=kind),
+        client_app(
+            data, images, held_out, clients=clients, guard=guard, seed=seed, policy=policy, kind=kind, ledger=ledger, batch=batch, rate=rate
+        ),
         clients,
         backend_config=BACKEND,
     )
     return found
+
+
+def spent(ledger: str) -> dict[str, float] | None:
+    """What the ledger says of each client."""
+    if not Path(ledger).exists():
+        return None
+    out: dict[str, float] = {}
+    for entry in Ledger(ledger).entries():
+        out[entry.data] = round(out.get(entry.data, 0.0) + entry.bits, 1)
+    return out
 
 
 def main() -> None:
@@ -127,16 +197,20 @@ def main() -> None:
     parser.add_argument("--data", default="photos")
     parser.add_argument("--model", choices=["mlp", "cnn"], default="mlp")
     parser.add_argument("--guarded", dest="only", action="store_const", const=(True,), help="leave out the other half")
-    parser.add_argument("--policy", default="auto")
+    parser.add_argument("--policy", default="budget")
+    parser.add_argument("--attack-round", type=int, default=0, help="in which the server sends a cascade")
+    parser.add_argument("--batch", type=int, default=20)
+    parser.add_argument("--rate", type=float, default=0.05)
     parser.add_argument("--images", type=int, default=0, help="built-in images; default 40 a client")
     chosen = parser.parse_args()
     data = chosen.data if chosen.data == "photos" else str(Path(chosen.data).resolve())
-    images = chosen.images or 40 * chosen.clients
+    images = chosen.images or (40 * chosen.clients if data == "photos" else 6000)
     rounds = 1 if chosen.what == "scale" else chosen.rounds
     held_out = 1000 if chosen.what == "accuracy" and data != "photos" else 0
     out = []
     for seed in range(chosen.seeds):
         for guard in chosen.only or (False, True):
+            ledger = str(Path(tempfile.mkdtemp()) / "ledger")
             found = simulate(
                 chosen.clients,
                 rounds,
@@ -147,6 +221,10 @@ def main() -> None:
                 held_out=held_out,
                 policy=chosen.policy,
                 kind=chosen.model,
+                ledger=ledger,
+                batch=chosen.batch,
+                rate=chosen.rate,
+                attack_round=chosen.attack_round,
             )
             usage = resource.getrusage(resource.RUSAGE_CHILDREN)
             out.append(
@@ -155,6 +233,8 @@ def main() -> None:
                     "seed": seed,
                     "accuracy": found.get("accuracy"),
                     "answered": found["answered"],
+                    "read in the attack": found.get("read"),
+                    "bits by client": spent(ledger),
                     "seconds a round": statistics.median(found["rounds"]),
                     "seconds a client": statistics.median(found["clients"]),
                     "largest process, MiB": round(usage.ru_maxrss / 1024),

@@ -3,7 +3,7 @@
 import typer
 
 from qbi import __version__
-from qbi.cli import audit, bench, calibrate, compare, data, inspect, ledger, predict, replay, reproduce
+from qbi.cli import audit, bench, calibrate, compare, data, frontier, inspect, ledger, predict, replay, reproduce
 
 app = typer.Typer(
     name="qbi",
@@ -20,6 +20,7 @@ app.command("reproduce")(reproduce.reproduce)
 app.command("compare")(compare.compare)
 app.command("data")(data.data)
 app.command("inspect")(inspect.inspect)
+app.command("frontier")(frontier.frontier)
 app.command("ledger")(ledger.ledger)
 app.command("calibrate")(calibrate.calibrate)
 app.command("bench")(bench.bench)

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from qbi.data.images import normalised
 from qbi.defences.budget import Clipping
 from qbi.errors import BadValue
+from qbi.metrics import mean_interval
 from qbi.models import image_cnn
 from qbi.randomness import derive_seed, generator, normal_like
 from qbi.records import ImageData
@@ -220,3 +221,37 @@ def _prepare(data: ImageData, device: str) -> None:
 
 def _one(cell: Cell) -> float:
     return accuracy(cell, _HERE["data"], _HERE["device"])
+
+
+def best_rates(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """For each network, remedy, optimiser, batch size and noise: the rate that did best, with mean and spread over seeds."""
+    keys = ("network", "remedy", "optimiser", "batch_size", "noise", "epochs")
+    by_rate: dict[tuple[Any, ...], dict[int, float]] = {}
+    for row in rows:
+        by_rate.setdefault((*(row[k] for k in keys), row["rate"]), {})[row["seed"]] = 100 * row["accuracy"]
+    best: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for key, seeds in by_rate.items():
+        found = mean_interval(list(seeds.values()))
+        entry = dict(zip(keys, key[:-1], strict=True)) | {
+            "rate": key[-1],
+            "accuracy": round(found.mean, 2),
+            "half_width": None if math.isnan(found.half_width) else round(found.half_width, 2),
+            "seeds": len(seeds),
+        }
+        if key[:-1] not in best or entry["accuracy"] > best[key[:-1]]["accuracy"]:
+            best[key[:-1]] = entry
+    return sorted(best.values(), key=lambda e: tuple(str(e[k]) if k != "noise" else f"{e[k] + 2:08.4f}" for k in keys))
+
+
+def curves(cells: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Accuracy by noise for each network without a remedy: the best optimiser and batch size at each level."""
+    out = []
+    for network in NETWORKS:
+        own = [c for c in cells if c["network"] == network and not c["remedy"]]
+        plain = max((c["accuracy"] for c in own if c["noise"] < 0), default=None)
+        noises = sorted({c["noise"] for c in own if c["noise"] > 0})
+        if plain is None or not noises:
+            continue
+        points = [{"noise": n, "accuracy": max(c["accuracy"] for c in own if c["noise"] == n)} for n in noises]
+        out.append({"name": network, "plain": plain, "points": points})
+    return out

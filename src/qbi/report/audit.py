@@ -3,6 +3,7 @@
 import base64
 import hashlib
 import io
+import json
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from typing import Any
@@ -16,6 +17,9 @@ from qbi.report.pictures import to_image
 
 LARGEST = 112
 """Side of a picture in the page, in pixels; larger samples are shown smaller."""
+
+START_BITS = 72
+"""Where the slider stands at first: the guard's default."""
 
 Words = Sequence[Sequence[tuple[str, bool]]]
 
@@ -52,9 +56,17 @@ def audit_page(
         lost=lost,
         own={"neurons": width, "batch_size": document["client"]["batch_size"]},
         nonce=nonce,
+        frontier=_frontier(),
+        budget_start=next((i for i, b in enumerate(document["budgets"]) if b["bits"] >= START_BITS), 0),
         exact=EXACT.key,
         recognisable=RECOGNISABLE.key,
     )
+
+
+def _frontier() -> list[dict[str, Any]]:
+    """Accuracy by noise as `qbi frontier` measured it: the best optimiser and rate of each, B = 64 and 200."""
+    text = files("qbi.report").joinpath("frontier.json").read_text(encoding="utf-8")
+    return list(json.loads(text)["curves"])
 
 
 def _png(sample: Tensor) -> str:

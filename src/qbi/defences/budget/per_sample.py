@@ -39,13 +39,16 @@ def own_parameters(module: nn.Module) -> Weights:
     return {n: p for n, p in module.named_parameters(recurse=False) if p.requires_grad}
 
 
-def squared_norms(call: Call, places: Sequence[Place], names: Sequence[str], samples: int) -> Tensor:
-    """Squared norms of each sample's gradient of the named parameters of one call."""
+def squared_norms(
+    call: Call, places: Sequence[Place], names: Sequence[str], samples: int
+) -> tuple[Tensor, Weights | None]:
+    """Squared norms of each sample's gradient of the named parameters of one call; and the gradients, where they were formed whole."""
     if is_pair(call.module):
         return _pair_norms(call, places, names, samples)
     if type(call.module) is nn.Embedding and not call.module.scale_grad_by_freq:
-        return _lookup_norms(call, call.module, places, samples)
-    return torch.cat([squares(part) for part in sample_gradients(call, places, names, samples)])
+        return _lookup_norms(call, call.module, places, samples), None
+    parts = sample_gradients(call, places, names, samples)
+    return torch.cat([squares(part) for part in parts]), parts[0] if len(parts) == 1 else None
 
 
 def squares(gradients: Weights) -> Tensor:
@@ -53,25 +56,31 @@ def squares(gradients: Weights) -> Tensor:
     return torch.stack([g.flatten(1).float().square().sum(1) for g in gradients.values()]).sum(0)
 
 
-def _pair_norms(call: Call, places: Sequence[Place], names: Sequence[str], samples: int) -> Tensor:
+def _pair_norms(
+    call: Call, places: Sequence[Place], names: Sequence[str], samples: int
+) -> tuple[Tensor, Weights | None]:
     into, back = _pairs(call, places, samples)
-    groups, positions, wide, high = into.shape[1], into.shape[2], into.shape[3], back.shape[3]
-    total = into.new_zeros(samples)
+    groups, wide, positions, high = into.shape[1], into.shape[2], into.shape[3], back.shape[2]
+    total, found = into.new_zeros(samples), {}
     if "bias" in names:
-        total += back.sum(2).square().sum((1, 2))
+        found["bias"] = back.sum(3).flatten(1)
+        total += found["bias"].square().sum(1)
     if "weight" not in names:
-        return total
+        return total, found
     if positions == 1:
-        return total + (into.square().sum((2, 3)) * back.square().sum((2, 3))).sum(1)
-    ghost = positions * positions * (wide + high) <= positions * wide * high
-    each = max(1, groups * (positions * positions if ghost else wide * high))
-    for chosen in torch.arange(samples, device=into.device).split(max(1, MOST_VALUES // each)):
-        a, g = into[chosen], back[chosen]
-        if ghost:
-            total[chosen] += ((a @ a.mT) * (g @ g.mT)).sum((1, 2, 3))
-        else:
-            total[chosen] += (g.mT @ a).square().sum((1, 2, 3))
-    return total
+        return total + (into.square().sum((2, 3)) * back.square().sum((2, 3))).sum(1), None
+    if positions * (wide + high) <= wide * high:
+        for chosen in torch.arange(samples, device=into.device).split(max(1, MOST_VALUES // (groups * positions**2))):
+            a, g = into[chosen], back[chosen]
+            total[chosen] += ((a.mT @ a) * (g.mT @ g)).sum((1, 2, 3))
+        return total, None
+    chunks = torch.arange(samples, device=into.device).split(max(1, MOST_VALUES // (groups * wide * high)))
+    if len(chunks) > 1:
+        for chosen in chunks:
+            total[chosen] += (back[chosen] @ into[chosen].mT).square().sum((1, 2, 3))
+        return total, None
+    each = (back @ into.mT).reshape(samples, *call.module.get_parameter("weight").shape)
+    return total + each.flatten(1).square().sum(1), {**found, "weight": each}
 
 
 def _lookup_norms(call: Call, module: nn.Embedding, places: Sequence[Place], samples: int) -> Tensor:
@@ -89,23 +98,23 @@ def _lookup_norms(call: Call, module: nn.Embedding, places: Sequence[Place], sam
 
 
 def _pairs(call: Call, places: Sequence[Place], samples: int) -> tuple[Tensor, Tensor]:
-    """What came in and what came back as (samples, groups, positions, values)."""
+    """What came in and what came back as (samples, groups, values, positions)."""
     module, came_in = call.module, leaves(call.given)[0]
     back = _split(call.gradients[0], places[len(leaves(call.given))], samples, call)
     into = _split(came_in.to(back.dtype), places[0], samples, call)
     if isinstance(module, nn.Linear):
-        return into.reshape(samples, 1, -1, into.shape[-1]).float(), back.reshape(
-            samples, 1, -1, back.shape[-1]
-        ).float()
+        flat_in, flat_back = into.reshape(samples, 1, -1, into.shape[-1]), back.reshape(samples, 1, -1, back.shape[-1])
+        return flat_in.float().mT, flat_back.float().mT
     assert isinstance(module, Convolution)
-    kernel = module.kernel_size
-    images = into.reshape(-1, *into.shape[-(len(kernel) + 1) :])
-    patches: Tensor = _patches(module, images)  # images, groups, values, positions
+    images = into.reshape(-1, *into.shape[-(len(module.kernel_size) + 1) :])
+    patches = _patches(module, images)
     back = back.reshape(len(images), module.groups, -1, patches.shape[-1])
+    if len(images) == samples:
+        return patches.float(), back.float()
 
     def joined(values: Tensor) -> Tensor:
         each: Tensor = values.unflatten(0, (samples, -1))  # samples, images, groups, values, positions
-        return each.permute(0, 2, 1, 4, 3).flatten(2, 3).float()
+        return each.permute(0, 2, 3, 1, 4).flatten(3).float()
 
     return joined(patches), joined(back)
 
@@ -115,12 +124,16 @@ def _patches(module: Convolution, images: Tensor) -> Tensor:
     sides = len(module.kernel_size)
     pad: list[int] = list(getattr(module, "_reversed_padding_repeated_twice"))  # noqa: B009
     out = nn.functional.pad(images, pad)
+    if sides == 2:
+        out = nn.functional.unfold(out, module.kernel_size, module.dilation, 0, module.stride)
+        grouped: Tensor = out.unflatten(1, (module.groups, -1))
+        return grouped
     for side in range(sides):
         size, step, spread = module.kernel_size[side], module.stride[side], module.dilation[side]
         out = out.unfold(2 + side, spread * (size - 1) + 1, step)[..., ::spread]
     # images, channels, positions…, kernel…
     out = out.movedim(tuple(range(2, 2 + sides)), tuple(range(-sides, 0))).flatten(-sides)
-    grouped: Tensor = out.unflatten(1, (module.groups, -1))
+    grouped = out.unflatten(1, (module.groups, -1))
     return grouped.flatten(2, -2)
 
 
@@ -205,6 +218,8 @@ def weighted_sum(call: Call, places: Sequence[Place], names: Sequence[str], weig
         flat = back[0].reshape(-1, back[0].shape[-1])
         into = leaves((args, named))[0].reshape(-1, call.module.in_features).to(flat.dtype)
         return {n: flat.T @ into if n == "weight" else flat.sum(0) for n in names}
+    if is_pair(call.module):
+        return _convolved(call.module, leaves((args, named))[0], back[0], names)
     chosen = {n: p.detach().requires_grad_() for n, p in call.module.named_parameters() if n in names}
     with torch.enable_grad(), torch.random.fork_rng(devices=[]):
         out = leaves(functional_call(call.module, chosen, args, named))
@@ -213,6 +228,37 @@ def weighted_sum(call: Call, places: Sequence[Place], names: Sequence[str], weig
             [o for o, _ in pairs], list(chosen.values()), [g for _, g in pairs], allow_unused=True
         )
     return {n: _dense(g) for n, g in zip(chosen, found, strict=True) if g is not None}
+
+
+def _convolved(module: nn.Module, into: Tensor, back: Tensor, names: Sequence[str]) -> Weights:
+    """A convolution's own backward pass, for its weights alone."""
+    assert isinstance(module, Convolution)
+    pad = list(getattr(module, "_reversed_padding_repeated_twice"))  # noqa: B009
+    if any(pad[::2][i] != pad[1::2][i] for i in range(len(pad) // 2)):
+        into, even = nn.functional.pad(into, pad), [0] * (len(pad) // 2)
+    else:
+        even = pad[::2][::-1]
+    _, weight, bias = torch.ops.aten.convolution_backward(
+        back,
+        into.to(back.dtype),
+        module.weight.detach().to(back.dtype),
+        [module.out_channels],
+        module.stride,
+        even,
+        module.dilation,
+        False,
+        [0] * len(even),
+        module.groups,
+        [False, "weight" in names, "bias" in names],
+    )
+    return {n: v for n, v in (("weight", weight), ("bias", bias)) if n in names}
+
+
+def combined(gradients: Weights, weights: Tensor) -> Weights:
+    """Σ wᵢ·gᵢ of gradients that stand one a sample."""
+    if not bool(weights.all()):
+        gradients = {n: _finite(g) for n, g in gradients.items()}
+    return {n: torch.tensordot(weights.to(g.dtype), g, dims=1) for n, g in gradients.items()}
 
 
 def _dense(values: Tensor) -> Tensor:

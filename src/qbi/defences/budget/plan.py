@@ -1,12 +1,12 @@
 """Which call tells which parameter's gradient apart by sample, and a check that nothing is missing."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from qbi.defences.budget.per_sample import sample_gradients, squared_norms, squares, weighted_sum
+from qbi.defences.budget.per_sample import combined, sample_gradients, squared_norms, squares, weighted_sum
 from qbi.defences.layout import leaves
 from qbi.defences.seeing import Call, LeakRefused, Seeing
 
@@ -24,6 +24,8 @@ class Plan:
     above: dict[int, str]
     """Parameters that the module they stand in does not explain, and the name of the one around it that does."""
     checks: int = 0
+    formed: dict[int, dict[str, Tensor]] = field(default_factory=dict)
+    """Samples' own gradients of small layers, kept from the norms for the sums."""
 
     def kept(self) -> "Plan":
         """Without what belongs to one pass."""
@@ -62,7 +64,10 @@ class Plan:
         for call, names, keys in explained:
             single = [n for n, key in zip(names, keys, strict=True) if times[key] == 1]
             if single:
-                total += squared_norms(call, self.seeing.places(call), single, samples)
+                squared, formed = squared_norms(call, self.seeing.places(call), single, samples)
+                total += squared
+                if formed is not None and len(single) == len(names):
+                    self.formed[id(call)] = formed
         for key in [key for key, count in times.items() if count > 1]:
             total += self._joint(explained, key, samples)
         return total.sqrt()
@@ -83,7 +88,10 @@ class Plan:
         """Σ wᵢ·gᵢ of every parameter that is explained."""
         out: dict[int, Tensor] = {}
         for call, names, keys in self.explained():
-            found = weighted_sum(call, self.seeing.places(call), names, weights)
+            if id(call) in self.formed:
+                found = combined(self.formed[id(call)], weights)
+            else:
+                found = weighted_sum(call, self.seeing.places(call), names, weights)
             for name, key in zip(names, keys, strict=True):
                 if name in found:
                     out[key] = out[key] + found[name] if key in out else found[name]
