@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from qbi.attacks import Attack, Carried, Knowledge, Mounted
 from qbi.attacks.mounting import as_it_is, with_attack, write
 from qbi.auditing.client import Client
-from qbi.auditing.result import AttackOutcome, Untested
+from qbi.auditing.result import AttackOutcome
 from qbi.auditing.samples import Samples
-from qbi.auditing.survey import Finding
+from qbi.auditing.survey import Finding, Untested
 from qbi.auditing.trial import Answer, Trial, chosen_batch, read_answer, take_answer
 from qbi.carrier import Normalised, flat
 from qbi.defences import StepDefence
@@ -29,7 +29,7 @@ MOST_PREDICTED = 1024
 """Samples or positions of a batch up to which its Gram matrix is formed."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Attempt:
     """An attack on a layer with everything that was seen of it."""
 
@@ -53,12 +53,16 @@ class Campaign:
     auxiliary: Samples | None
     settings: Mapping[str, float]
 
-    def on_the_model_as_it_is(self, attack: type[Attack], findings: Sequence[Finding]) -> Iterator[Attempt]:
+    def on_the_model_as_it_is(self, attack: type[Attack], findings: Sequence[Finding]) -> Iterator[Attempt | Untested]:
         """An attack that crafts nothing, on every layer with a bias; layers that give nothing are left out but the first."""
         reading = [f for f in findings if f.target.has_bias]
         for finding in reading:
             mounted = self._as_it_is(attack, finding)
-            trials = [self.read(mounted, self.answer(mounted, number)) for number in range(self.batches)]
+            try:
+                trials = [self.read(mounted, self.answer(mounted, number)) for number in range(self.batches)]
+            except (BadValue, CannotRead) as problem:
+                yield Untested(attack.name, finding.name, str(problem))
+                continue
             outcome = self._outcome(mounted, finding, trials, whole=finding.untouched and finding.reach == "exact")
             if finding is reading[0] or any(i.mean > 0 for i in outcome.recovered.values()):
                 yield Attempt(mounted, finding, outcome, tuple(trials))
@@ -69,8 +73,8 @@ class Campaign:
         probe = tuple(part[:2].to(self.device) for part in self.samples.inputs)
         if finding.untouched and finding.reach == "exact" and finding.carrier is not None:
             # Nothing with weights stands before the layer: what is read there is the sample itself.
-            return Mounted(self.model, finding.name, finding.carrier, probe, attack=prepared)
-        return as_it_is(self.model, finding.name, probe, prepared)
+            return Mounted(finding.model or self.model, finding.name, finding.carrier, probe, attack=prepared)
+        return as_it_is(finding.model or self.model, finding.name, probe, prepared)
 
     def crafted(self, attack: type[Attack], finding: Finding) -> Attempt | Untested:
         """One attack on one layer, on every batch with fresh rows."""
@@ -81,7 +85,7 @@ class Campaign:
             for number in range(self.batches):
                 self.write(mounted, number, gain)
                 trials.append(self.read(mounted, self.answer(mounted, number)))
-        except CannotMount as problem:
+        except (CannotMount, CannotRead, BadValue) as problem:
             return Untested(attack.name, finding.name, str(problem))
         carrier = mounted.carrier
         whole = trials[0].in_sample_space or (carrier.places is not None and carrier.exact)
@@ -214,6 +218,7 @@ class Campaign:
             gains=gains or {},
             recovered_samples=tuple(tuple(t.recoveries[EXACT].recovered.nonzero()[:, 0].tolist()) for t in trials),
             certified=_mean_certified(trials),
+            guessed={t: sum(trial.guessed[t] for trial in trials) / len(trials) for t in THRESHOLDS},
         )
 
     def _predicted(self, mounted: Mounted, trial: Trial) -> dict[str, float] | None:

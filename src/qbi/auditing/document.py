@@ -6,7 +6,7 @@ from qbi.auditing.result import AttackOutcome, AuditResult, DefenceOutcome
 from qbi.auditing.survey import Finding
 from qbi.metrics import THRESHOLDS
 
-SCHEMA = "qbi-audit/2"
+SCHEMA = "qbi-audit/3"
 
 
 def to_document(result: AuditResult) -> dict[str, Any]:
@@ -17,6 +17,7 @@ def to_document(result: AuditResult) -> dict[str, Any]:
         "thresholds": [{"key": t.key, "words": t.words} for t in THRESHOLDS],
         "verdict": {
             "text": result.verdict,
+            "status": result.status,
             "recall": result.recall,
             "attack": None if worst is None else worst.attack,
             "layer": None if worst is None else worst.layer,
@@ -42,6 +43,10 @@ def to_document(result: AuditResult) -> dict[str, Any]:
             "loss": result.loss,
         },
         "layers": [_layer(f) for f in result.layers],
+        "outcomes": [
+            {"layer": o.layer, "status": o.status, "recall": o.share, "attacks": list(o.attacks), "reason": o.reason}
+            for o in result.outcomes
+        ],
         "path": list(result.path),
         "attacks": [_attack(a) for a in result.attacks],
         "beside": [{"what": s.what, "layer": s.layer, "share": s.share, "note": s.note} for s in result.beside],
@@ -97,6 +102,7 @@ def _attack(outcome: AttackOutcome) -> dict[str, Any]:
             t.key: {"mean": i.mean, "low": _number(i.low), "high": _number(i.high), "batches": i.count}
             for t, i in outcome.recovered.items()
         },
+        "guessed": {t.key: share for t, share in outcome.guessed.items()},
         "predicted": None if outcome.predicted is None else dict(outcome.predicted),
         "limit": None if outcome.limit is None else dict(outcome.limit),
         "certified": outcome.certified,

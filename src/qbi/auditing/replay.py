@@ -18,6 +18,7 @@ from torch import Tensor
 from qbi.attacks.whole import read_states
 from qbi.errors import DataError
 from qbi.extraction import difference_rounding, read_rows, weight_difference
+from qbi.linear_maps import linear_rows
 
 SURE = 2
 """Rows that must agree."""
@@ -66,16 +67,9 @@ def difference(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> dic
 
 def linear_pairs(update: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor, Tensor]]:
     """Weights and biases that belong together: by name, or by order where arrays have no names."""
-    names = list(update)
-    for position, name in enumerate(names):
-        weight = update[name]
-        if weight.dim() != 2:
-            continue
-        bias = update.get(name.removesuffix("weight") + "bias") if name.endswith("weight") else None
-        if bias is None and not name.endswith("weight") and position + 1 < len(names):
-            bias = update[names[position + 1]]
-        if bias is not None and bias.shape == weight.shape[:1]:
-            yield name.removesuffix(".weight") or name, weight, bias
+    for layer, rows, bias in linear_rows(update):
+        if bias is not None:
+            yield layer, rows, bias
 
 
 def replay(

@@ -3,15 +3,18 @@
 import html
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor
 
 from qbi.auditing.bounds import BoundPoint
 from qbi.auditing.client import Client
-from qbi.auditing.survey import Finding
-from qbi.metrics import EXACT, Threshold
+from qbi.auditing.survey import Finding, Untested
+from qbi.metrics import EXACT, FAITHFUL, Threshold
 from qbi.records import Interval
+
+CLEARLY = 0.1
+"""By how much a loose match must be more frequent than by guessing."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,8 @@ class AttackOutcome:
     gain: float
     gains: Mapping[float, float]
     recovered_samples: tuple[tuple[int, ...], ...]
+    guessed: Mapping[Threshold, float] = field(default_factory=dict)
+    """The share that somebody who read nothing would hit, at each threshold."""
     certified: float | None = None
     """Candidates that the reader proved without the truth, per batch; None where its attack proves none."""
 
@@ -43,17 +48,30 @@ class AttackOutcome:
         """R by gradients at the exact threshold: what the server holds in its hands."""
         return self.recovered[EXACT].mean
 
+    @property
+    def reads(self) -> bool:
+        """Whether more is read than a guess would hit: at all where the match is close, clearly so where it is loose."""
+        return any(
+            interval.mean > self.guessed.get(threshold, 0.0) + (0.0 if threshold in (EXACT, FAITHFUL) else CLEARLY)
+            for threshold, interval in self.recovered.items()
+        )
+
+
+Status = Literal["leaks", "nothing read", "not tested"]
+
 
 @dataclass(frozen=True)
-class Untested:
-    """An attack that could not be tried on a layer, and why."""
+class LayerOutcome:
+    """What is known of one layer after the audit."""
 
-    attack: str
     layer: str
+    status: Status
+    share: float
+    """R of the attack that reads most, exact."""
+    attacks: tuple[str, ...]
+    """Those that were tried there."""
     reason: str
-
-    def __str__(self) -> str:
-        return f"{self.attack} on {self.layer}: not tested ({self.reason})"
+    """Why not, where it was not tested."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +154,11 @@ class AuditResult:
     @property
     def worst(self) -> AttackOutcome | None:
         """The attack that reads most; of equals one that reads whole samples."""
-        return max(self.attacks, key=lambda a: (a.recall, a.whole_samples), default=None)
+        return max(
+            self.attacks,
+            key=lambda a: (a.recall, a.whole_samples, a.reads, sum(i.mean for i in a.recovered.values())),
+            default=None,
+        )
 
     @property
     def recall(self) -> float:
@@ -144,11 +166,57 @@ class AuditResult:
         return 0.0 if self.worst is None else self.worst.recall
 
     @property
+    def outcomes(self) -> tuple[LayerOutcome, ...]:
+        """Every layer: leaks, tested with nothing read, or not tested."""
+        names = list(dict.fromkeys([f.name for f in self.layers] + [u.layer for u in self.untested]))
+        return tuple(self._outcome(name) for name in names)
+
+    def _outcome(self, layer: str) -> LayerOutcome:
+        tried = [a for a in self.attacks if a.layer == layer]
+        missing = [u for u in self.untested if u.layer == layer]
+        names = tuple(a.attack for a in tried)
+        share = max((a.recall for a in tried), default=0.0)
+        if any(a.reads for a in tried):
+            return LayerOutcome(layer, "leaks", share, names, "")
+        finding = next((f for f in self.layers if f.name == layer), None)
+        without_bias = (
+            finding is not None and not finding.target.has_bias and any(s.layer == layer for s in self.beside)
+        )
+        if not (any(a.crafted for a in tried) or without_bias) or any(u.attack == "every attack" for u in missing):
+            reason = missing[0].reason if missing else "" if finding is None else finding.reason
+            return LayerOutcome(layer, "not tested", 0.0, names, reason or "no crafted model was tried on it.")
+        return LayerOutcome(layer, "nothing read", 0.0, names, "")
+
+    @property
+    def status(self) -> Status:
+        """Of the model: it leaks if a layer does; nothing was read only where every layer was tested."""
+        found = self.outcomes
+        if any(o.status == "leaks" for o in found):
+            return "leaks"
+        return "not tested" if not found or any(o.status == "not tested" for o in found) else "nothing read"
+
+    @property
     def verdict(self) -> str:
         """One or two sentences in plain words."""
         worst = self.worst
-        if worst is None or worst.recall == 0:
-            return "Nothing was read exactly. " + (self.doubts[0] if self.doubts else "")
+        if self.status == "not tested":
+            left = [o for o in self.outcomes if o.status == "not tested"]
+            where = (
+                f"“{left[0].layer}” ({left[0].reason})"
+                if left
+                else "the model (no layer in it is a linear map of its input)"
+            )
+            more = f" and {len(left) - 1} more" if len(left) > 1 else ""
+            return f"Not tested: {where}{more}. Nothing was read from what was, which says nothing of the rest."
+        if worst is None or not worst.reads:
+            tried = ", ".join(dict.fromkeys(a.attack for a in self.attacks))
+            return f"Tested, nothing read: by {tried}. " + (self.doubts[0] if self.doubts else "")
+        if worst.recall == 0:
+            threshold = next(t for t, i in worst.recovered.items() if i.mean > worst.guessed.get(t, 0.0))
+            return (
+                f"A server that {worst.deed} reads {100 * worst.recovered[threshold].mean:.0f} % of {worst.unit} {threshold} "
+                f"(a guess: {100 * worst.guessed.get(threshold, 0.0):.0f} %), none exactly, through “{worst.layer}”."
+            )
         count = worst.recall * self.client.samples
         if worst.unit != "samples":
             what = f"{100 * worst.recall:.0f} % of the single positions (not whole samples)"
@@ -156,7 +224,7 @@ class AuditResult:
             what = f"{count:.1f} of {self.client.samples} samples, exactly"
         else:
             what = f"what is left of {count:.1f} of {self.client.samples} samples at this layer"
-        return f"A server that {worst.deed} reads {what} (R = {100 * worst.recall:.0f} %), through {worst.layer}."
+        return f"A server that {worst.deed} reads {what} (R = {100 * worst.recall:.0f} %), through “{worst.layer}”."
 
     def document(self) -> dict[str, Any]:
         """The result as plain data, for JSON; the samples themselves stay out. See `docs/report.schema.json`."""

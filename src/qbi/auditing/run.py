@@ -21,9 +21,9 @@ from qbi.auditing.forecast import forecast
 from qbi.auditing.gallery import make_gallery
 from qbi.auditing.losses import check_value, choose_loss
 from qbi.auditing.remedies import advise, defended
-from qbi.auditing.result import AuditResult, Gallery, Untested
+from qbi.auditing.result import AuditResult, Gallery
 from qbi.auditing.samples import Samples, image_samples, tensor_samples, text_samples
-from qbi.auditing.survey import Finding, probe_of, survey
+from qbi.auditing.survey import Finding, Untested, probe_of, survey
 from qbi.errors import BadValue, DataError
 from qbi.federation.client import Loss, run_model
 from qbi.records import ImageData, TextData
@@ -86,12 +86,12 @@ def audit(
     _check_parameters(sent)
     probe = probe_of(tuple(part.to(device) for part in samples.inputs))
     say("looking into the model")
-    traced, findings = survey(sent, probe)
+    traced, findings, unlooked = survey(sent, probe)
     value, samples, loss_name = _prepared_loss(sent, samples, probe, loss, device)
     helper = as_samples(auxiliary) if auxiliary is not None else None
     campaign = Campaign(sent, samples, client, value, batches, seed, device, helper, settings or {})
-    attempts, untested = _attempts(campaign, wanted, findings, _chosen(findings, layers), say)
-    result = _assembled(campaign, traced, findings, attempts, untested, say, defences=defences)
+    attempts, untested = _attempts(campaign, wanted, findings, layers, say)
+    result = _assembled(campaign, traced, findings, attempts, [*unlooked, *untested], say, defences=defences)
     say("done")
     return replace(result, model=name or type(model).__name__, loss=loss_name, seconds=time.perf_counter() - started)
 
@@ -118,7 +118,13 @@ def _assembled(
     judges = [a for a in (strongest, _most(attempts, crafted=False)) if a is not None]
     after = defended(campaign, judges) if judges and defences and not client.local_steps else ()
     points = budget_points(samples, campaign.seed)
-    trials = [trial for a in crafted for trial in a.trials]
+    full = [
+        a
+        for a in crafted
+        if strongest is not None and a.finding is strongest.finding and len(a.trials) == campaign.batches
+    ]
+    trials = [trial for a in full for trial in a.trials]
+    judged = tuple(a.outcome for a in attempts if not a.outcome.crafted or a in full)
     return AuditResult(
         model="",
         parameters=sum(p.numel() for p in campaign.model.parameters()),
@@ -140,7 +146,7 @@ def _assembled(
         curve=curve,
         budgets=points,
         advice=advise(worst, after, curve, client, findings, points),
-        doubts=find_doubts(findings, outcomes, untested, trials, traced, samples, client, campaign.batches),
+        doubts=find_doubts(findings, judged, untested, trials, traced, samples, client, campaign.batches),
         gallery=Gallery() if strongest is None else make_gallery(strongest.trials[0], strongest.mounted, samples),
         seed=campaign.seed,
         versions={"qbi": qbi.__version__, "torch": torch.__version__, "python": platform.python_version()},
@@ -157,15 +163,20 @@ def _attempts(
     campaign: Campaign,
     attacks: Sequence[type[Attack]],
     findings: Sequence[Finding],
-    chosen: Sequence[Finding],
+    layers: str,
     say: Progress,
 ) -> tuple[list[Attempt], list[Untested]]:
     """Every attack: those that craft nothing on all layers, the others on the chosen ones."""
     attempts: list[Attempt] = []
     untested: list[Untested] = []
+    chosen = _chosen(findings, layers)
+    crafting = [a for a in attacks if a.crafts]
+    if layers == "most exposed" and len(chosen) > 1 and crafting:
+        chosen, attempts, untested = _briefly(campaign, crafting, chosen, say)
     for attack in (a for a in attacks if not a.crafts):
         say(attack.name)
-        attempts += campaign.on_the_model_as_it_is(attack, findings)
+        for tried in campaign.on_the_model_as_it_is(attack, findings):
+            (untested if isinstance(tried, Untested) else attempts).append(tried)  # type: ignore[arg-type]
     for finding in chosen:
         for attack in (a for a in attacks if a.crafts):
             say(f"{attack.name} on {finding.name}")
@@ -175,6 +186,32 @@ def _attempts(
             else:
                 attempts.append(found)
     return attempts, untested
+
+
+BRIEFLY = 24
+"""Layers that are tried briefly, those that look most exposed first."""
+
+
+def _briefly(
+    campaign: Campaign, attacks: Sequence[type[Attack]], able: Sequence[Finding], say: Progress
+) -> tuple[list[Finding], list[Attempt], list[Untested]]:
+    """One attack on one batch of every layer; the one that gives most away gets the full treatment."""
+    brief = replace(campaign, batches=1)
+    attack = next((a for a in attacks if a.key == "qbi"), attacks[0])
+    tried: list[Attempt] = []
+    untested: list[Untested] = []
+    for finding in able[:BRIEFLY]:
+        say(f"{attack.name}, briefly, on {finding.name}")
+        found = brief.crafted(attack, finding)
+        (untested if isinstance(found, Untested) else tried).append(found)  # type: ignore[arg-type]
+    why = f"only the {BRIEFLY} layers that look most exposed are tried; --layers all tries every one."
+    untested += [Untested("crafted models", f.name, why) for f in able[BRIEFLY:]]
+    if not tried:
+        return list(able[:1]), [], untested
+    worst = max(
+        tried, key=lambda a: (a.outcome.reads, *(i.mean for i in a.outcome.recovered.values()), *a.finding.rank)
+    )
+    return [worst.finding], [a for a in tried if a is not worst], untested
 
 
 def as_samples(data: Data) -> Samples:
@@ -231,7 +268,7 @@ def _chosen(findings: Sequence[Finding], wanted: str) -> list[Finding]:
     if wanted == "all":
         return [f for f in able if f.target.slope_below != 1]
     if wanted == "most exposed":
-        return able[:1]
+        return able
     named = [f for f in findings if f.name == wanted]
     if not named:
         known = ", ".join(f.name for f in findings) or "none"

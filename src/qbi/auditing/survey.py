@@ -1,19 +1,35 @@
 """Every linear layer of a model: could a sample be brought there, what would arrive, and who decides that."""
 
-from dataclasses import dataclass, field
+import copy
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from qbi.attacks import Carried, carry
-from qbi.carrier import Carrier
+from qbi.carrier import Carrier, Cause, Shortfall
 from qbi.errors import CannotMount, first_line
+from qbi.linear_maps import others, spelled_out, untold
 from qbi.routing.graph import Traced, trace
 from qbi.routing.path import find_path
 from qbi.routing.targets import Target, targets
 
 Reach = Literal["exact", "lossy", "unreachable"]
+
+
+@dataclass(frozen=True)
+class Untested:
+    """Something that was not tried on a layer, and why."""
+
+    attack: str
+    layer: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.attack} on {self.layer}: not tested ({self.reason})"
 
 
 @dataclass(frozen=True)
@@ -26,6 +42,8 @@ class Finding:
     decided_by: str
     carried: Carried | None = field(default=None, repr=False)
     """The model as a server would send it, its rows not yet written."""
+    model: nn.Module | None = field(default=None, repr=False)
+    """The client's model with this layer spelled out as a linear one, where it goes by another name."""
     untouched: bool = False
     """Whether no weights stand between the input and the layer: its input is the sample, even for who only looks."""
 
@@ -51,10 +69,52 @@ class Finding:
         return self.attackable, self.target.rectified, self.reach == "exact", values
 
 
-def survey(model: nn.Module, sample: tuple[Tensor, ...]) -> tuple[Traced, list[Finding]]:
-    """Look at every linear layer. Never fails on a layer: at worst it is unreachable, with the reason."""
+MOST_POSITIONS = 1024
+"""Patches of a sample up to which a convolution is looked at as a linear layer on them."""
+
+
+def survey(model: nn.Module, sample: tuple[Tensor, ...]) -> tuple[Traced, list[Finding], list[Untested]]:
+    """Look at every layer that is a linear map. Never fails on a layer: at worst it is not tested, with the reason."""
     traced = trace(model, sample)
-    return traced, [_look(traced, target, sample) for target in targets(traced)]
+    findings = [_look(traced, target, sample) for target in targets(traced)]
+    untested = [
+        Untested(
+            "every attack", name, f"a {kind} is no linear map of its input, or one in groups; nothing here reads it."
+        )
+        for name, kind in untold(model)
+    ]
+    for name in others(model):
+        found = _look_spelled_out(traced, model, name, sample)
+        findings += [f for f in found if isinstance(f, Finding)]
+        untested += [u for u in found if isinstance(u, Untested)]
+    untested += [
+        Untested("crafted models", f.name, f.reason) for f in findings if not f.attackable and f.target.has_bias
+    ]
+    return traced, findings, untested
+
+
+def _look_spelled_out(
+    traced: Traced, model: nn.Module, name: str, sample: tuple[Tensor, ...]
+) -> Sequence[Finding | Untested]:
+    positions = max((_positions(traced.values.get(node)) for node in traced.nodes_of(name)), default=0)
+    if positions > MOST_POSITIONS:
+        why = f"it looks at {positions} overlapping patches of each sample; too many to be told apart here."
+        return [Untested("every attack", name, why)]
+    try:
+        own, inner = spelled_out(model, name)
+        again = trace(own, sample)
+        parts = [t for t in targets(again) if t.name.rpartition(".")[0] == inner.rpartition(".")[0]]
+        return [replace(_look(again, target, sample), model=own) for target in parts]
+    except Exception as problem:
+        # A layer that cannot be spelled out in this model is not tested; the audit goes on.
+        why = f"it could not be spelled out ({type(problem).__name__}: {first_line(problem, most=100)})."
+        return [Untested("every attack", name, why)]
+
+
+def _positions(value: object) -> int:
+    if not isinstance(value, Tensor) or value.dim() < 3:
+        return 1
+    return int(math.prod(value.shape[2:])) if value.dim() > 3 else int(value.shape[1])
 
 
 def _look(traced: Traced, target: Target, sample: tuple[Tensor, ...]) -> Finding:
@@ -65,20 +125,40 @@ def _look(traced: Traced, target: Target, sample: tuple[Tensor, ...]) -> Finding
     try:
         carried = carry(model, target.name, sample)
     except CannotMount as problem:
-        return Finding(target, "unreachable", str(problem), problem.at)
+        return _as_it_arrives(traced, target, sample, str(problem), problem.at)
     except Exception as problem:
         # Whatever a model does when its parts are run on their own, the audit goes on without this layer.
         reason = f"its way could not be followed ({type(problem).__name__}: {first_line(problem, most=120)})."
-        return Finding(target, "unreachable", reason, target.name)
+        return _as_it_arrives(traced, target, sample, reason, target.name)
     _share_unchanged(carried.model, model, target.name)
     untouched = _untouched(traced, target.name)
     shortfalls = carried.carrier.shortfalls
     if not shortfalls:
         sentence = "every value of the sample can be brought here unchanged."
-        return Finding(target, "exact", sentence, target.name, carried, untouched)
+        return Finding(target, "exact", sentence, target.name, carried, untouched=untouched)
     first, more = shortfalls[0], len(shortfalls) - 1
     sentence = f"{first} (and {more} more)" if more else str(first)
-    return Finding(target, "lossy", sentence, first.place or target.name, carried, untouched)
+    return Finding(target, "lossy", sentence, first.place or target.name, carried, untouched=untouched)
+
+
+def _as_it_arrives(traced: Traced, target: Target, sample: tuple[Tensor, ...], reason: str, at: str) -> Finding:
+    """Where the layers before cannot be set, a server leaves them and writes its rows for what arrives."""
+    if len(traced.nodes_of(target.name)) != 1:
+        return Finding(target, "unreachable", reason, at)
+    crafted = copy.deepcopy(traced.model).train()
+    _share_unchanged(crafted, traced.model, target.name)
+    given = traced.nodes_of(target.name)[0].all_input_nodes[0]
+    value = traced.values.get(given)
+    positions = int(math.prod(value.shape[1:-1])) if isinstance(value, Tensor) and value.dim() > 2 else 1
+    lost = Shortfall(
+        "the way to it:",
+        Cause.CUT,
+        f"the layers before it stay as they are, and rows are written for what arrives ({reason})",
+        at,
+    )
+    carrier = Carrier((target.width,), target.width, shortfalls=(lost,), tokens=positions)
+    carried = Carried(crafted, target.name, carrier, tuple(part[:2] for part in sample))
+    return Finding(target, "lossy", str(lost), at, carried)
 
 
 def _share_unchanged(crafted: nn.Module, model: nn.Module, layer: str) -> None:

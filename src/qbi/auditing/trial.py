@@ -1,7 +1,7 @@
 """One answer of the client, a real step on a real batch, and what a server reads of it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
@@ -17,7 +17,7 @@ from qbi.exposure import Observation, leakage, observe
 from qbi.federation.client import Loss
 from qbi.federation.exposed import ClientStep, exposed_step
 from qbi.federation.local import local_update
-from qbi.metrics import THRESHOLDS, Recoveries, match
+from qbi.metrics import THRESHOLDS, Recoveries, Threshold, match
 from qbi.randomness import generator
 from qbi.records import Candidates, Leakage, Update
 
@@ -39,6 +39,8 @@ class Trial:
     in_sample_space: bool
     certified: int | None = None
     """How many candidates the reader proved without the truth; None where its attack proves none."""
+    guessed: Mapping[Threshold, float] = field(default_factory=dict)
+    """The share that a guess would hit, at each threshold."""
 
 
 @dataclass(frozen=True)
@@ -104,14 +106,57 @@ def read_answer(
     how = Reading(loss=loss, targets=targets, rounding=ROUNDINGS[client.precision], seed=seed)
     truth, candidates, exact = _read(mounted, update, answer, samples, how)
     read = candidates.samples
-    recoveries = match(read, truth, data_range=samples.data_range if exact else _range(truth))
+    unit, span = _units(truth, samples, exact=exact)
+    recoveries = match(read / unit, truth / unit, data_range=span)
     shown = torch.zeros_like(truth)
     for threshold in reversed(THRESHOLDS):
         recovery = recoveries[threshold]
         shown[recovery.recovered] = read[recovery.candidate[recovery.recovered]].to(shown)
     arrived = mounted.carrier.arrived(answer.seen.features).cpu()
     proven = None if candidates.certified is None else int(candidates.certified.sum())
-    return Trial(leakage(answer.seen.fired.cpu()), recoveries, truth, shown, arrived, answer.chosen, exact, proven)
+    return Trial(
+        leakage(answer.seen.fired.cpu()),
+        recoveries,
+        truth,
+        shown,
+        arrived,
+        answer.chosen,
+        exact,
+        proven,
+        guessed(truth / unit, span),
+    )
+
+
+SPAN = 4.0
+"""The range of values that are counted in spreads: two of them to either side."""
+
+FINEST = 2.0**-17
+"""Spreads below this share of a feature's size are rounding: nothing can be read of them, and nothing is asked."""
+
+
+def _units(truth: Tensor, samples: Samples, *, exact: bool) -> tuple[Tensor, float]:
+    """What errors are measured in: pixels for images; for all else each feature's spread in the data, so that scale changes no verdict."""
+    if exact and samples.images is not None:
+        return torch.ones(1), samples.data_range
+    whole = flat(samples.inputs[0]).float().cpu() if exact else truth.float()
+    spread = whole.std(0) if len(whole) > 1 else torch.zeros(whole.shape[1])
+    return torch.maximum(spread, FINEST * whole.abs().amax(0)).clamp_min(1e-30).to(truth), SPAN
+
+
+def guessed(truth: Tensor, span: float) -> dict[Threshold, float]:
+    """The share of samples that somebody who read nothing would hit: with the mean of the others, or the nearest other one."""
+    count = len(truth)
+    if count < 2:
+        return dict.fromkeys(THRESHOLDS, 0.0)
+    some = truth[:MOST_GUESSED].double()
+    others = (truth.double().sum(0) - some) / (count - 1)
+    apart = torch.cdist(some, truth.double())
+    apart[torch.arange(len(some)), torch.arange(len(some))] = torch.inf
+    nearest = torch.minimum((others - some).square().mean(1), apart.amin(1).square() / truth.shape[1])
+    return {t: float((nearest < t.largest_error(span)).double().mean()) for t in THRESHOLDS}
+
+
+MOST_GUESSED = 256
 
 
 def _rounded(update: Update, precision: Precision) -> Update:
@@ -147,7 +192,3 @@ def _read(
     if carrier.tokens == 1 and carrier.features == whole.shape[1] and carrier.embedding is None:
         return samples.pixels(truth).cpu(), replace(found, samples=samples.pixels(found.samples).cpu()), True
     return truth.cpu(), replace(found, samples=found.samples.cpu()), False
-
-
-def _range(truth: Tensor) -> float:
-    return float(truth.max() - truth.min()) or 1.0

@@ -13,6 +13,9 @@ from qbi.cli.common import Device, Json, Seed, checked_device, console, log, per
 from qbi.errors import BadValue
 from qbi.files import to_json, write_atomically
 
+NOT_TESTED = 3
+"""Exit code where nothing was read, but not everything could be tried."""
+
 if TYPE_CHECKING:
     from qbi.attacks import Attack
     from qbi.auditing import AuditResult
@@ -109,6 +112,8 @@ def audit(
         _show(result, out)
     if fail_above is not None and result.recall > fail_above:
         raise typer.Exit(1)
+    if result.status == "not tested":
+        raise typer.Exit(NOT_TESTED)
 
 
 def _spare(attacks: "list[type[Attack]]", batch_size: int, neurons: int) -> int:

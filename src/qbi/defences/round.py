@@ -155,20 +155,6 @@ def guarded_round(
     return reply, RoundReport(guard.tally, signs, settings)
 
 
-def named_by_order(state: State) -> State:
-    """Arrays that come as "0", "1", … get the names of layers: a matrix and the vector of its rows that follows it belong together."""
-    if not state or not all(name.isdigit() for name in state):
-        return state
-    out, last = {}, ""
-    for name, value in state.items():
-        if value.dim() > 1:
-            last = name
-        follows = value.dim() == 1 and last and len(value) == state[last].shape[0]
-        out[f"{last}.bias" if follows else f"{name}.weight"] = value
-        last = last if value.dim() > 1 else ""
-    return out
-
-
 def look_before(state: State, inspection: Inspection) -> tuple[Sign, ...]:
     """Detection that needs no data, on what the server sent."""
     for name, value in state.items():
@@ -176,7 +162,7 @@ def look_before(state: State, inspection: Inspection) -> tuple[Sign, ...]:
             raise BadValue(f"{name} came with NaN or infinite values.")
     if inspection == "off":
         return ()
-    signs = tuple(inspect_parameters(named_by_order(state)))
+    signs = tuple(inspect_parameters(state))
     if signs and inspection == "refuse":
         raise BadValue(
             f"the model looks crafted: {signs[0]}" + (f" (and {len(signs) - 1} more)" if len(signs) > 1 else "")

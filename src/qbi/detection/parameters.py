@@ -13,6 +13,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from qbi.linear_maps import linear_rows
+
 BOUNDS = {"negative bias": 1.0, "mirrored halves": 2.5, "parallel rows": 3.0, "identity kernels": 2.0}
 """Suspicion above which a row is reported, by detector; how they were chosen is told in `docs/detection.md`."""
 
@@ -89,15 +91,12 @@ def suspicion(detector: str, scores: Tensor) -> Tensor:
 
 
 def _scores(state: Mapping[str, Tensor]) -> Iterator[tuple[str, dict[str, Tensor]]]:
+    for layer, rows, bias in linear_rows(state):
+        yield layer, _linear_signs(rows.float(), None if bias is None else bias.float())
     for name, weight in state.items():
-        if not name.endswith("weight") or not weight.is_floating_point():
-            continue
-        layer = name.removesuffix(".weight") if name != "weight" else ""
-        bias = state.get(f"{layer}.bias" if layer else "bias")
-        if weight.dim() == 2:
-            yield layer or "model", _linear_signs(weight.float(), None if bias is None else bias.float())
-        elif weight.dim() in (3, 4, 5):
-            yield layer or "model", {"identity kernels": transmit_scores(weight.float())}
+        if name.endswith("weight") and weight.is_floating_point() and weight.dim() in (3, 4, 5):
+            layer = name.removesuffix(".weight") if name != "weight" else "model"
+            yield layer, {"identity kernels": transmit_scores(weight.float())}
 
 
 def _linear_signs(weight: Float[Tensor, "n m"], bias: Tensor | None) -> dict[str, Tensor]:

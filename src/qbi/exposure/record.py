@@ -80,10 +80,35 @@ class Leak:
         return int(self.samples.sum())
 
 
+MOST_WORK = 2**30
+"""Products up to which every row is compared with every sample; above, each row only with the sample that weighs most in it."""
+MOST_ROWS = 2**12
+"""Rows up to which pairs of them are looked at."""
+
+
 def count_leaks(exposure: Exposure, *, threshold: Threshold = EXACT) -> Leak:
     """The samples that single rows give away, named."""
+    rows, samples = exposure.shares.shape
+    if rows * samples * samples > MOST_WORK:
+        return _leaks_of_the_heaviest(exposure, threshold)
     near = row_errors(exposure) < threshold.largest_error(_range(exposure))
     return Leak(layer=exposure.layer, samples=near.any(0), rows=near.any(1))
+
+
+def _leaks_of_the_heaviest(exposure: Exposure, threshold: Threshold) -> Leak:
+    """The same, at the cost of the gradient itself: a row gives away the sample that weighs most in it, or none but its copies."""
+    rows, samples = exposure.shares.shape
+    found = torch.zeros(samples, dtype=torch.bool, device=exposure.shares.device)
+    leaking = torch.zeros(rows, dtype=torch.bool, device=exposure.shares.device)
+    most = threshold.largest_error(_range(exposure))
+    for block in torch.arange(rows, device=found.device).split(max(1, MOST_WORK // (64 * exposure.inputs.shape[1]))):
+        shares = exposure.shares[block]
+        heaviest = shares.abs().argmax(1)
+        quotients = (shares @ exposure.inputs) / shares.sum(1, keepdim=True)
+        near = (quotients - exposure.inputs[heaviest]).square().mean(1) < most
+        found[heaviest[near]] = True
+        leaking[block[near]] = True
+    return Leak(layer=exposure.layer, samples=found, rows=leaking)
 
 
 def _range(exposure: Exposure) -> float:
@@ -99,16 +124,20 @@ def difference_leaks(exposure: Exposure, *, threshold: Threshold = EXACT) -> Boo
 
     Two rows differ by one sample only where both weigh all others alike, and then the difference is no longer than the
     longer of the two. Benign rows rarely come that close, since their outgoing weights differ; only pairs that do are
-    worked out. Combinations of three rows or more are not seen.
+    worked out. Combinations of three rows or more are not seen, and neither are pairs in layers of more than 4096 rows.
     """
+    rows, samples = exposure.shares.shape
+    if rows > MOST_ROWS or rows * rows * samples > 64 * MOST_WORK:
+        return torch.zeros(samples, dtype=torch.bool, device=exposure.shares.device)
     shares = exposure.shares.double()
     norms = shares.square().sum(1)
     apart = norms[:, None] + norms - 2 * shares @ shares.T
     longer = torch.maximum(norms[:, None], norms)
     alike = (apart <= (1 + 1e-9) * longer) & (apart > 1e-12 * longer) & (torch.minimum(norms[:, None], norms) > 0)
     first, second = alike.triu(1).nonzero(as_tuple=True)
-    if len(first) > MOST_PAIRS:
-        closest = (apart / longer)[first, second].topk(MOST_PAIRS, largest=False).indices
+    most = max(1, min(MOST_PAIRS, MOST_WORK // samples**2))
+    if len(first) > most:
+        closest = (apart / longer)[first, second].topk(most, largest=False).indices
         first, second = first[closest], second[closest]
     if len(first) == 0:
         return torch.zeros(shares.shape[1], dtype=torch.bool, device=shares.device)

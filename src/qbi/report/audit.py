@@ -114,12 +114,29 @@ def to_sarif(document: Mapping[str, Any], limit: float) -> dict[str, Any]:
                 ],
             }
         )
+    for outcome in document["outcomes"]:
+        if outcome["status"] == "not tested":
+            name = f"{document['model']['name']}.{outcome['layer']}"
+            results.append(
+                {
+                    "ruleId": "not-tested",
+                    "level": "warning",
+                    "kind": "open",
+                    "message": {"text": f"{outcome['layer']} was not tested: {outcome['reason']}"},
+                    "locations": [{"logicalLocations": [{"fullyQualifiedName": name, "kind": "member"}]}],
+                }
+            )
     rule = {
         "id": "gradient-leakage",
         "shortDescription": {"text": "Training samples can be read out of a client's update."},
         "help": {"text": "Guard the client's step (qbi.LeakGuard) or change the layer; see the report."},
     }
-    driver = {"name": "qbi", "version": document["versions"]["qbi"], "rules": [rule]}
+    open_rule = {
+        "id": "not-tested",
+        "shortDescription": {"text": "A layer of which nothing is known: no attack could be tried on it."},
+        "help": {"text": "Not tested is not safe. See the report for the reason."},
+    }
+    driver = {"name": "qbi", "version": document["versions"]["qbi"], "rules": [rule, open_rule]}
     return {
         "$schema": "https://json.schemastore.org/sarif-2.1.0.json",
         "version": "2.1.0",
@@ -132,13 +149,27 @@ def to_junit(document: Mapping[str, Any], limit: float) -> str:
     cases, failures = [], 0
     for attack in document["attacks"]:
         share = attack["recovered_from_gradients"][EXACT.key]["mean"]
-        name = quoteattr(f"{attack['attack']} on {attack['layer']}")
+        name = quoteattr(_printable(f"{attack['attack']} on {attack['layer']}"))
         text = f"R = {100 * share:.1f} %, allowed {100 * limit:.1f} %"
         if share > limit:
             failures += 1
-            body = f"<failure message={quoteattr(text)}>{escape(document['verdict']['text'])}</failure>"
+            body = f"<failure message={quoteattr(text)}>{escape(_printable(document['verdict']['text']))}</failure>"
         else:
             body = f"<system-out>{escape(text)}</system-out>"
-        cases.append(f"<testcase classname={quoteattr(document['model']['name'])} name={name}>{body}</testcase>")
-    head = f'<testsuite name="qbi audit" tests="{len(cases)}" failures="{failures}">'
+        cases.append(
+            f"<testcase classname={quoteattr(_printable(document['model']['name']))} name={name}>{body}</testcase>"
+        )
+    skipped = [o for o in document["outcomes"] if o["status"] == "not tested"]
+    for outcome in skipped:
+        name = quoteattr(_printable(f"every attack on {outcome['layer']}"))
+        body = f"<skipped message={quoteattr(_printable('not tested: ' + outcome['reason']))}/>"
+        cases.append(
+            f"<testcase classname={quoteattr(_printable(document['model']['name']))} name={name}>{body}</testcase>"
+        )
+    head = f'<testsuite name="qbi audit" tests="{len(cases)}" failures="{failures}" skipped="{len(skipped)}">'
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{head}{"".join(cases)}</testsuite>\n'
+
+
+def _printable(text: str) -> str:
+    """XML has no way to write control characters."""
+    return "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)

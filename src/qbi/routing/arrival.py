@@ -17,6 +17,9 @@ def arrive(target: nn.Module, route: Route) -> Carrier:
     assert isinstance(target, nn.Linear)
     if not isinstance(route.plus, Tensor):
         raise Unreachable("the layer takes several tensors at once.")
+    if route.plus.dim() > 1 and route.plus.numel() == route.plus.shape[-1]:
+        alone = {k: getattr(route, k).reshape(-1) for k in ("plus", "scale", "offset")}
+        route = replace(route, **alone, minus=None if route.minus is None else route.minus.reshape(-1))
     if route.plus.dim() > 1:
         return _arrive_by_token(target, route)
     places = first_places(route.plus, route.count)

@@ -59,7 +59,12 @@ def carry_to(
         raise Unreachable(f"{layer}: it {times}; a sample cannot be told apart there.", at=layer)
     path = find_path(traced, nodes[0])
     way = Way(traced, path, shift, moved_by(traced))
-    repeated = {n for n in way.layers if way.layers.count(n) > 1}
+    # A pooling layer or an activation may be used as often as one likes: there is nothing in it to set.
+    repeated = {
+        n
+        for n in way.layers
+        if way.layers.count(n) > 1 and any(True for _ in traced.model.get_submodule(n).parameters())
+    }
     if repeated:
         raise Unreachable(
             f"{sorted(repeated)[0]}: it is used more than once on the way; one setting cannot serve both.",

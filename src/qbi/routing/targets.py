@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, fx, nn
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from qbi.routing.graph import Traced
 from qbi.routing.path import name_of, tensors
@@ -36,7 +37,8 @@ def targets(traced: Traced) -> list[Target]:
     found: dict[str, Target] = {}
     for node in traced.graph.nodes:
         module = traced.module(node)
-        if isinstance(module, nn.Linear):
+        # Attention uses the weights of its last layer without calling it: it is looked at spelled out.
+        if isinstance(module, nn.Linear) and not isinstance(module, NonDynamicallyQuantizableLinear):
             name = str(node.target)
             behind = activation_behind(traced, node)
             activation = "none" if behind is None else name_of(traced, behind)
