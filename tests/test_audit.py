@@ -125,9 +125,9 @@ def test_coarse_numbers_are_doubted_and_not_called_exact():
 DOUBTS = {
     "one batch": ({"batches": 1}, "Only 1 batch"),
     "few samples": ({"data": (TABLE[:12], LABELS[:12])}, "only 12 samples"),
-    "repeated": ({"data": (TABLE[:1].repeat(40, 1) + 0, LABELS[:40])}, "are the same"),
+    "repeated": ({"data": (TABLE[:1].repeat(40, 1) + 0, LABELS[:40]), "layers": "1"}, "are the same"),
     "no rectifier": (
-        {"model": lambda: nn.Sequential(nn.Linear(20, 30), nn.LeakyReLU(0.3), nn.Linear(30, 3))},
+        {"model": lambda: nn.Sequential(nn.Linear(20, 30), nn.LeakyReLU(0.3), nn.Linear(30, 3)), "layers": "0"},
         "lets 30 %",
     ),
     "no bias": (
@@ -135,7 +135,7 @@ DOUBTS = {
         "nothing to divide by",
     ),
     "no linear layer": (
-        {"model": lambda: nn.Sequential(nn.Unflatten(1, (1, 20)), nn.Conv1d(1, 3, 20), nn.Flatten())},
+        {"model": lambda: nn.Sequential(nn.LayerNorm(20))},
         "no linear layer",
     ),
     "tracing fell back": (
@@ -149,7 +149,14 @@ DOUBTS = {
 def test_reasons_to_doubt_are_said(change, words):
     torch.manual_seed(0)
     model = change.get("model", tabular)()
-    result = audit(model, change.get("data", (TABLE, LABELS)), client=Client(10), batches=change.get("batches", 3))
+    result = audit(
+        model,
+        change.get("data", (TABLE, LABELS)),
+        client=Client(10),
+        batches=change.get("batches", 3),
+        layers=change.get("layers", "most exposed"),
+        defences=False,
+    )
     assert any(words in doubt for doubt in result.doubts), result.doubts
 
 

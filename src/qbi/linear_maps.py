@@ -137,10 +137,11 @@ def linear_rows(state: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor, Tens
     for position, name in enumerate(names):
         weight = state[name]
         packed = name.endswith("in_proj_weight")
-        if not (name.endswith("weight") or name.isdigit()) or not weight.is_floating_point() or weight.dim() < 2:
+        unnamed = name.removeprefix("arr_").isdigit()
+        if not (name.endswith("weight") or unnamed) or not weight.is_floating_point() or weight.dim() < 2:
             continue
         bias = state.get(name.removesuffix("weight") + "bias")
-        if bias is None and name.isdigit() and position + 1 < len(names):
+        if bias is None and unnamed and position + 1 < len(names):
             bias = state[names[position + 1]]
         side = math.prod(weight.shape[2:])
         if weight.dim() > 2 and side != 1 and min(weight.shape[2:]) < WIDE_KERNEL:

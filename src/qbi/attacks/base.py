@@ -166,6 +166,8 @@ class Attack(ABC):
     """Whether it changes the model; one that does not reads every layer of the model as it is."""
     calibrated_at: ClassVar[tuple[int, ...]] = (20,)
     """Batch sizes for which detectors are tried on it."""
+    quick: ClassVar[bool] = False
+    """Whether it costs so little that it is tried on every layer."""
     has_law: ClassVar[bool] = False
     """Whether `firing` is known."""
 

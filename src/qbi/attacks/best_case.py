@@ -7,6 +7,7 @@ gradient. So measured values of real servers lie below these, and these below th
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from jaxtyping import Float
@@ -67,18 +68,30 @@ class BestCase:
         return (power / self.variances).sqrt()
 
     def read(self, samples: Float[Tensor, "b m"], noise: float, draws: Draws, rounds: int = 1) -> Float[Tensor, "b m"]:
-        """Each sample as it comes back out of its own clipped gradient under noise, over rounds on the same sample.
+        """Each sample as it comes back out of its own clipped gradient under noise, over rounds on the same sample."""
+        return self.mean + self._read((samples - self.mean) @ self.components.T, noise, draws, rounds) @ self.components
 
-        Clipping takes the length away, so part of the gradient goes to a constant, as a bias does: how much is tried out.
-        """
-        own = self.examples
+    def errors(self, samples: Float[Tensor, "b m"], noise: float, draws: Draws, rounds: int = 1) -> Float[Tensor, " b"]:
+        """Mean squared errors of what `read` gives, without forming it: what lies outside the components is lost whole."""
+        away = samples - self.mean
+        values = away @ self.components.T
+        outside = (away.square().sum(1) - values.square().sum(1)).clamp_min(0)
+        return ((self._read(values, noise, draws, rounds) - values).square().sum(1) + outside) / samples.shape[1]
+
+    def _read(self, values: Tensor, noise: float, draws: Draws, rounds: int) -> Tensor:
+        """Clipping takes the length away, so part of the gradient goes to a constant, as a bias does: how much is tried out."""
+        own = self.known
         errors = [(self._through(own, noise, draws, rounds, c) - own).square().mean() for c in CONSTANTS]
-        best = CONSTANTS[int(torch.stack(errors).argmin())]
-        return self._through(samples, noise, draws, rounds, best)
+        return self._through(values, noise, draws, rounds, CONSTANTS[int(torch.stack(errors).argmin())])
 
-    def _through(self, samples: Tensor, noise: float, draws: Draws, rounds: int, constant: float) -> Tensor:
+    @cached_property
+    def known(self) -> Tensor:
+        """The examples along the components."""
+        return (self.examples - self.mean) @ self.components.T
+
+    def _through(self, values: Tensor, noise: float, draws: Draws, rounds: int, constant: float) -> Tensor:
         gains, spread = self.gains(noise, rounds), noise / math.sqrt(rounds)
-        sent = (samples - self.mean) @ self.components.T * gains
+        sent = values * gains
         lengths = (sent.square().sum(1, keepdim=True) + constant**2).sqrt().clamp_min(1e-30)
         received = sent / lengths + spread * normal_like(sent, draws)
         signal = gains.square() * self.variances
@@ -90,5 +103,4 @@ class BestCase:
             grid = expected * torch.logspace(-1, 1, 101, device=sent.device, dtype=sent.dtype)
             likely = -((told - constant / grid) ** 2) / (2 * spread**2) - (grid / expected).log() ** 2 / (2 * SPREAD**2)
             length = (likely.softmax(1) * grid).sum(1, keepdim=True)
-        read = received * length * gains * self.variances / (signal + (spread * length) ** 2).clamp_min(1e-30)
-        return self.mean + read @ self.components
+        return received * length * gains * self.variances / (signal + (spread * length) ** 2).clamp_min(1e-30)

@@ -58,7 +58,7 @@ def budget_points(samples: Samples, seed: int) -> tuple[BoundPoint, ...]:
     by_mean = ((server.mean - read).square().mean(1) <= near).double().mean()
     out = []
     for point in plain:
-        error = (server.read(read, point.noise, generator(seed, "best case", point.bits)) - read).square().mean(1)
+        error = server.errors(read, point.noise, generator(seed, "best case", point.bits))
         out.append(
             BoundPoint(
                 point.bits,

@@ -80,6 +80,9 @@ class Campaign:
         """One attack on one layer, on every batch with fresh rows."""
         try:
             mounted = self.mounted(attack, finding)
+        except (CannotMount, CannotRead) as problem:
+            return Untested(attack.name, finding.name, str(problem))
+        try:
             gain, gains = self._best_gain(mounted)
             trials = []
             for number in range(self.batches):

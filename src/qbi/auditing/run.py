@@ -171,8 +171,9 @@ def _attempts(
     untested: list[Untested] = []
     chosen = _chosen(findings, layers)
     crafting = [a for a in attacks if a.crafts]
+    brief: list[Attempt] = []
     if layers == "most exposed" and len(chosen) > 1 and crafting:
-        chosen, attempts, untested = _briefly(campaign, crafting, chosen, say)
+        chosen, brief, untested = _briefly(campaign, crafting, chosen, say)
     for attack in (a for a in attacks if not a.crafts):
         say(attack.name)
         for tried in campaign.on_the_model_as_it_is(attack, findings):
@@ -185,7 +186,7 @@ def _attempts(
                 untested.append(found)
             else:
                 attempts.append(found)
-    return attempts, untested
+    return [*attempts, *brief], untested
 
 
 BRIEFLY = 24
@@ -197,7 +198,7 @@ def _briefly(
 ) -> tuple[list[Finding], list[Attempt], list[Untested]]:
     """One attack on one batch of every layer; the one that gives most away gets the full treatment."""
     brief = replace(campaign, batches=1)
-    attack = next((a for a in attacks if a.key == "qbi"), attacks[0])
+    attack = next((a for a in attacks if a.quick), attacks[0])
     tried: list[Attempt] = []
     untested: list[Untested] = []
     for finding in able[:BRIEFLY]:

@@ -69,7 +69,7 @@ class Finding:
         return self.attackable, self.target.rectified, self.reach == "exact", values
 
 
-MOST_POSITIONS = 1024
+MOST_POSITIONS = 256
 """Patches of a sample up to which a convolution is looked at as a linear layer on them."""
 
 

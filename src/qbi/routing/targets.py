@@ -10,7 +10,7 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from qbi.routing.graph import Traced
 from qbi.routing.path import name_of, tensors
 
-PASSED = ("dropout", "identity", "flatten", "reshape", "view", "contiguous", "getitem")
+PASSED = ("dropout", "identity", "flatten", "reshape", "view", "contiguous", "getitem", "movedim")
 
 
 @dataclass(frozen=True)
