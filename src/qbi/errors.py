@@ -46,3 +46,8 @@ def require_positive(place: str, **values: int) -> None:
     for name, value in values.items():
         if value < 1:
             raise BadValue(f"{place}: {name.replace('_', ' ')} is {value}; it must be at least 1.")
+
+
+def printable(text: str) -> str:
+    """Without control characters: a file's own names must not steer a terminal."""
+    return "".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in text)

@@ -32,3 +32,10 @@ def write_atomically(path: Path, content: bytes | str) -> None:
 def to_json(document: Mapping[str, Any]) -> str:
     """Readable JSON that refuses NaN, which other readers would choke on."""
     return json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def check_place(folder: Path) -> None:
+    """Whether results can be written into a folder; asked before work that takes long."""
+    existing = next(p for p in (folder, *folder.absolute().parents) if p.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK):
+        raise DataError(f"{folder}: it cannot be written ({existing} is no folder to write to); choose another place.")

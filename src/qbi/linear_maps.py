@@ -60,6 +60,8 @@ class SpelledAttention(nn.Module):
         super().__init__()
         assert layer.in_proj_weight is not None
         self.heads, self.batch_first, self.dropout = layer.num_heads, layer.batch_first, layer.dropout
+        self.num_heads, self._qkv_same_embed_dim = layer.num_heads, False  # torch's layers around it ask for these
+        self.in_proj_weight, self.in_proj_bias = None, None
         setattr(self, PART, _linear(layer.in_proj_weight, layer.in_proj_bias))
         self.out_proj = _linear(layer.out_proj.weight, layer.out_proj.bias)
 

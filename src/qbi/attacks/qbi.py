@@ -34,7 +34,6 @@ class QBI(Attack):
     name: ClassVar[str] = "QBI"
     deed: ClassVar[str] = "prepares the model with QBI"
     calibrated_at: ClassVar[tuple[int, ...]] = (8, 20, 64, 200)
-    quick: ClassVar[bool] = True
     has_law: ClassVar[bool] = True
 
     batch_size: int

@@ -33,8 +33,11 @@ def load_callable(name: str, option: str) -> Any:
     return found
 
 
-def load_model(name: str, arguments: Mapping[str, Any]) -> nn.Module:
-    """A model: the callable's result, or the object itself where it is a model already."""
+def load_model(name: str, arguments: Mapping[str, Any], *, seed: int = 0) -> nn.Module:
+    """A model: the callable's result, or the object itself where it is a model already. Its weights are drawn with the seed."""
+    import torch
+
+    torch.manual_seed(seed % 2**63)
     found = load_callable(name, "MODEL")
     if isinstance(found, nn.Module):
         return found
@@ -83,6 +86,10 @@ def _from_file(path: Path) -> Any:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
+    beside = str(path.resolve().parent)
+    if beside not in sys.path:
+        # What the file imports may lie beside it.
+        sys.path.insert(0, beside)
     spec.loader.exec_module(module)
     return module
 

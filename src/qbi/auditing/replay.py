@@ -82,9 +82,13 @@ def replay(
     for name, value in update.items():
         if not bool(torch.isfinite(value).all()):
             raise DataError(f"replay: {name} has NaN or infinite values; nothing can be read from it.")
-    found = []
+    found: list[LayerReplay] = []
+    signs: list[str] = []
     sent = {} if before is None else {layer: (weight, bias) for layer, weight, bias in linear_pairs(before)}
     for layer, weight, bias in linear_pairs(update):
+        if _signs_only(weight):
+            signs.append(layer)
+            continue
         read, proven = read_rows(weight, bias), 0
         if layer in sent and before is not None:
             own = sent[layer]
@@ -93,6 +97,20 @@ def replay(
             proven = 0 if read.certified is None else int(read.certified.sum())
         moved = int((bias != 0).sum())
         found.append(LayerReplay(layer, len(weight), moved, read.samples, read.support, read.rows, proven))
+    if not found and signs:
+        raise DataError(
+            f"replay: every weight of “{signs[0]}” moved by the same amount, as in a first step of Adam: only signs are left, and a sign "
+            "divided by a sign is no sample."
+        )
     if not found:
         raise DataError("replay: no linear layer with a bias in it; there is nothing to divide by.")
     return sorted(found, key=lambda f: (f.proven, f.sure, f.samples.shape[1]), reverse=True)
+
+
+ALIKE = 0.02
+"""Spread of the sizes of an update's entries, relative to them, below which they are one size and differ in sign alone."""
+
+
+def _signs_only(weight: Tensor) -> bool:
+    sizes = weight[weight != 0].abs()
+    return len(sizes) > 16 and float(sizes.std() / sizes.mean()) < ALIKE

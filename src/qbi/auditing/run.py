@@ -23,7 +23,7 @@ from qbi.auditing.losses import check_value, choose_loss
 from qbi.auditing.remedies import advise, defended
 from qbi.auditing.result import AuditResult, Gallery
 from qbi.auditing.samples import Samples, image_samples, tensor_samples, text_samples
-from qbi.auditing.survey import Finding, Untested, probe_of, survey
+from qbi.auditing.survey import Finding, Untested, left_alone, probe_of, survey
 from qbi.errors import BadValue, DataError
 from qbi.federation.client import Loss, run_model
 from qbi.records import ImageData, TextData
@@ -204,6 +204,11 @@ def _briefly(
     for finding in able[:BRIEFLY]:
         say(f"{attack.name}, briefly, on {finding.name}")
         found = brief.crafted(attack, finding)
+        if finding.reach == "lossy" and (isinstance(found, Untested) or not found.outcome.reads):
+            probe = probe_of(tuple(part.to(campaign.device) for part in campaign.samples.inputs))
+            other = left_alone(finding, campaign.model, probe)
+            again = brief.crafted(attack, other) if other.attackable and other is not finding else found
+            found = found if isinstance(again, Untested) else again
         (untested if isinstance(found, Untested) else tried).append(found)  # type: ignore[arg-type]
     why = f"only the {BRIEFLY} layers that look most exposed are tried; --layers all tries every one."
     untested += [Untested("crafted models", f.name, why) for f in able[BRIEFLY:]]

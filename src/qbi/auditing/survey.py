@@ -8,6 +8,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from qbi.attacks import Carried, carry
 from qbi.carrier import Carrier, Cause, Shortfall
@@ -83,10 +84,13 @@ def survey(model: nn.Module, sample: tuple[Tensor, ...]) -> tuple[Traced, list[F
         )
         for name, kind in untold(model)
     ]
+    known = {f.name for f in findings}
+    hidden = [n for n, m in model.named_modules() if _is_plain(m) and n not in known]
+    looked = _look_inside(model, hidden, sample)
     for name in others(model):
-        found = _look_spelled_out(traced, model, name, sample)
-        findings += [f for f in found if isinstance(f, Finding)]
-        untested += [u for u in found if isinstance(u, Untested)]
+        looked += _look_spelled_out(traced, model, name, sample)
+    findings += [f for f in looked if isinstance(f, Finding)]
+    untested += [u for u in looked if isinstance(u, Untested)]
     untested += [
         Untested("crafted models", f.name, f.reason) for f in findings if not f.attackable and f.target.has_bias
     ]
@@ -104,11 +108,64 @@ def _look_spelled_out(
         own, inner = spelled_out(model, name)
         again = trace(own, sample)
         parts = [t for t in targets(again) if t.name.rpartition(".")[0] == inner.rpartition(".")[0]]
-        return [replace(_look(again, target, sample), model=own) for target in parts]
+        inside = [n for n, m in own.get_submodule(name).named_modules(prefix=name) if _is_plain(m)] if name else []
+        seen = [replace(_look(again, target, sample), model=own) for target in parts]
+        return [*seen, *_look_inside(own, [n for n in inside if n not in {t.name for t in parts}], sample, own)]
     except Exception as problem:
         # A layer that cannot be spelled out in this model is not tested; the audit goes on.
         why = f"it could not be spelled out ({type(problem).__name__}: {first_line(problem, most=100)})."
         return [Untested("every attack", name, why)]
+
+
+def _is_plain(module: nn.Module) -> bool:
+    trained = any(p.requires_grad for p in module.parameters(recurse=False))
+    return trained and isinstance(module, nn.Linear) and not isinstance(module, NonDynamicallyQuantizableLinear)
+
+
+def _look_inside(
+    model: nn.Module, names: Sequence[str], sample: tuple[Tensor, ...], own: nn.Module | None = None
+) -> list[Finding | Untested]:
+    """Linear layers inside modules that a tracer takes for one piece: attacked with all before them left as it is."""
+    caught: dict[str, list[Tensor]] = {name: [] for name in names}
+    hooks = [
+        model.get_submodule(name).register_forward_pre_hook(
+            lambda _m, given, name=name: caught[name].append(given[0].detach())
+        )
+        for name in names
+    ]
+    buffers = {n: b.clone() for n, b in model.named_buffers()}
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            model.train()(*sample)
+            for n, b in model.named_buffers():
+                b.copy_(buffers[n])
+    finally:
+        for hook in hooks:
+            hook.remove()
+    out: list[Finding | Untested] = []
+    for name in names:
+        layer = model.get_submodule(name)
+        assert isinstance(layer, nn.Linear)
+        if len(caught[name]) != 1:
+            out.append(
+                Untested(
+                    "every attack",
+                    name,
+                    f"it was called {len(caught[name])} times in one pass; its samples cannot be told apart.",
+                )
+            )
+            continue
+        target = Target(name, layer.out_features, layer.in_features, layer.bias is not None, "inside a module", 0.0)
+        positions = int(math.prod(caught[name][0].shape[1:-1])) if caught[name][0].dim() > 2 else 1
+        out.append(
+            replace(
+                _left_as_it_is(
+                    model, target, sample, positions, "it stands inside a module that is one piece to the tracer.", name
+                ),
+                model=own,
+            )
+        )
+    return out
 
 
 def _positions(value: object) -> int:
@@ -141,21 +198,36 @@ def _look(traced: Traced, target: Target, sample: tuple[Tensor, ...]) -> Finding
     return Finding(target, "lossy", sentence, first.place or target.name, carried, untouched=untouched)
 
 
+def left_alone(finding: Finding, model: nn.Module, sample: tuple[Tensor, ...]) -> Finding:
+    """The same layer, attacked with the layers before it as they are: where what can be brought there gives nothing."""
+    own = finding.model or model
+    if (
+        finding.carrier is not None
+        and finding.carrier.shortfalls
+        and finding.carrier.shortfalls[0].label == "the way to it:"
+    ):
+        return finding
+    found = _as_it_arrives(trace(own, sample), finding.target, sample, finding.reason, finding.decided_by)
+    return replace(found, model=finding.model)
+
+
 def _as_it_arrives(traced: Traced, target: Target, sample: tuple[Tensor, ...], reason: str, at: str) -> Finding:
     """Where the layers before cannot be set, a server leaves them and writes its rows for what arrives."""
     if len(traced.nodes_of(target.name)) != 1:
         return Finding(target, "unreachable", reason, at)
-    crafted = copy.deepcopy(traced.model).train()
-    _share_unchanged(crafted, traced.model, target.name)
     given = traced.nodes_of(target.name)[0].all_input_nodes[0]
     value = traced.values.get(given)
     positions = int(math.prod(value.shape[1:-1])) if isinstance(value, Tensor) and value.dim() > 2 else 1
-    lost = Shortfall(
-        "the way to it:",
-        Cause.CUT,
-        f"the layers before it stay as they are, and rows are written for what arrives ({reason})",
-        at,
-    )
+    return _left_as_it_is(traced.model, target, sample, positions, reason, at)
+
+
+def _left_as_it_is(
+    model: nn.Module, target: Target, sample: tuple[Tensor, ...], positions: int, reason: str, at: str
+) -> Finding:
+    crafted = copy.deepcopy(model).train()
+    _share_unchanged(crafted, model, target.name)
+    why = f"the layers before it stay as they are, and rows are written for what arrives ({reason})"
+    lost = Shortfall("the way to it:", Cause.CUT, why, at)
     carrier = Carrier((target.width,), target.width, shortfalls=(lost,), tokens=positions)
     carried = Carried(crafted, target.name, carrier, tuple(part[:2] for part in sample))
     return Finding(target, "lossy", str(lost), at, carried)

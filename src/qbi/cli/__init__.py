@@ -1,8 +1,13 @@
 """The command line: one thin module a command."""
 
+import errno
 import sys
+import traceback
 
-from qbi.errors import QbiError
+from qbi.errors import QbiError, printable
+
+FAULT = 70
+"""Exit code of a fault in the program itself, as in sysexits.h."""
 
 
 def main() -> None:
@@ -12,5 +17,20 @@ def main() -> None:
     try:
         app()
     except QbiError as problem:
-        sys.stderr.write(f"qbi: {problem}\n")
+        sys.stderr.write(f"qbi: {printable(str(problem))}\n")
         raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        sys.stderr.write("qbi: stopped; what was finished is kept, and the same command goes on from there.\n")
+        raise SystemExit(130) from None
+    except OSError as problem:
+        if problem.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+            raise
+        sys.stderr.write(f"qbi: {problem.strerror} while writing; free some space, and the same command goes on.\n")
+        raise SystemExit(2) from None
+    except Exception:
+        # A pipeline reads 1 as "a leak was found" and 2 as "bad input": a fault of ours is neither.
+        traceback.print_exc()
+        sys.stderr.write(
+            "qbi: this is a fault of qbi's own, not of your input; please report it with the lines above.\n"
+        )
+        raise SystemExit(FAULT) from None

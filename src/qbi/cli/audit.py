@@ -9,9 +9,9 @@ import typer
 from rich.table import Table
 
 from qbi.cli import audit_options as options
-from qbi.cli.common import Device, Json, Seed, checked_device, console, log, percent, words
+from qbi.cli.common import Device, Json, Seed, checked_device, console, log, percent, plain, words
 from qbi.errors import BadValue
-from qbi.files import to_json, write_atomically
+from qbi.files import check_place, to_json, write_atomically
 
 NOT_TESTED = 3
 """Exit code where nothing was read, but not everything could be tried."""
@@ -36,7 +36,7 @@ def audit(
     learning_rate: options.LearningRate = 0.1,
     precision: options.Precision = "float32",
     aux: options.Aux = None,
-    neurons: options.Neurons = 200,
+    neurons: options.Neurons = None,
     norm: options.Norm = "none",
     size: options.Size = 32,
     trap_scale: options.TrapScale = None,
@@ -70,7 +70,7 @@ def audit(
     from qbi.auditing import Client
     from qbi.auditing import audit as run
     from qbi.auditing.loading import load_callable, load_model, parse_arguments
-    from qbi.cli.audit_data import audited_samples, paper_model
+    from qbi.cli.audit_data import audited_samples, check_like, paper_model
     from qbi.federation.local import LocalTraining
 
     if list_attacks:
@@ -79,17 +79,25 @@ def audit(
         return
     if fail_above is not None and not 0 <= fail_above <= 1:
         raise BadValue(f"--fail-above: {fail_above} is no share; R lies between 0 and 1.")
+    if model is not None and (neurons is not None or norm != "none"):
+        raise BadValue(
+            "--neurons and --norm shape the paper's model; with a MODEL of yours they do nothing. Leave them out."
+        )
+    check_place(out)
     where = checked_device(device)
+    width = 200 if neurons is None else neurons
     attacks = list(BY_DEFAULT) if attack == "default" else words(attack)
-    user = None if model is None else load_model(model, parse_arguments(model_arg or []))
+    user = None if model is None else load_model(model, parse_arguments(model_arg or []), seed=seed)
     client = Client(batch_size, local_steps, LocalTraining(optimiser, learning_rate), precision)
-    spare = 0 if aux is not None else _spare(select(attacks, "audit"), batch_size, neurons)
+    spare = 0 if aux is not None else _spare(select(attacks, "audit"), batch_size, width)
     raw = user is None and norm != "none"
     samples = audited_samples(data, client.samples * batches, spare, size, seed, skip_bad, raw=raw)
-    helper = None if aux is None else audited_samples(aux, neurons, 0, size, seed + 1, skip_bad, raw=samples.raw)
+    helper = None if aux is None else audited_samples(aux, width, 0, size, seed + 1, skip_bad, raw=samples.raw)
+    if helper is not None:
+        check_like(samples, helper)
     with log.status("loading", spinner="dots") as status:
         result = run(
-            user if user is not None else paper_model(samples, neurons, norm, seed),
+            user if user is not None else paper_model(samples, width, norm, seed),
             samples,
             attacks=attacks,
             layers=layers,
@@ -147,6 +155,9 @@ def _write(
             "seen": gallery.seen,
             "texts": gallery.words,
         }
+    if no_samples:
+        # Pictures of an earlier run would tell what this one was asked to keep to itself.
+        (out / "audit.png").unlink(missing_ok=True)
     write_atomically(out / "audit.json", to_json(document))
     write_atomically(out / "report.html", audit_page(document, command=command, **shown))
     if sarif:
@@ -159,13 +170,13 @@ def _write(
 
 
 def _show(result: "AuditResult", out: Path) -> None:
-    table = Table(title=f"{result.model} on {result.data}, B = {result.client.batch_size}")
+    table = Table(title=plain(f"{result.model} on {result.data}, B = {result.client.batch_size}"))
     for name in ("layer", "reach", "neurons", "values", "behind it"):
         table.add_column(name, overflow="fold")
     for finding in result.layers:
         values = "–" if finding.carrier is None else str(finding.carrier.features)
         target = finding.target
-        table.add_row(finding.name, finding.reach, str(target.neurons), values, target.activation)
+        table.add_row(plain(finding.name), finding.reach, str(target.neurons), values, target.activation)
     console.print(table)
     measures = Table()
     for name in ("attack, layer", "", "A %", "P %", "R %"):
@@ -173,7 +184,7 @@ def _show(result: "AuditResult", out: Path) -> None:
     for attack in result.attacks:
         measured = attack.measured
         measures.add_row(
-            f"{attack.attack}, {attack.layer}",
+            plain(f"{attack.attack}, {attack.layer}"),
             "measured",
             percent(measured["active"]),
             percent(measured.get("precision")),
@@ -185,13 +196,15 @@ def _show(result: "AuditResult", out: Path) -> None:
         levels = ", ".join(f"{threshold}: {percent(i.mean)} %" for threshold, i in attack.recovered.items())
         measures.add_row("", f"read from gradients: {levels}", "", "", "")
     for missing in result.untested:
-        measures.add_row(f"{missing.attack}, {missing.layer}", "not tested", "–", "–", "–")
+        measures.add_row(plain(f"{missing.attack}, {missing.layer}"), "not tested", "–", "–", "–")
     console.print(measures)
-    console.print(result.verdict, style="bold", highlight=False)
+    console.print(plain(result.verdict), style="bold", highlight=False)
     for side in result.beside:
-        console.print(f"Beside: {side.what}, {side.layer}: {percent(side.share)} % ({side.note}).", highlight=False)
+        console.print(
+            plain(f"Beside: {side.what}, {side.layer}: {percent(side.share)} % ({side.note})."), highlight=False
+        )
     for line in result.advice:
-        console.print(f"• {line}", highlight=False)
+        console.print(plain(f"• {line}"), highlight=False)
     for line in result.doubts:
-        console.print(f"? {line}", style="yellow", highlight=False)
+        console.print(plain(f"? {line}"), style="yellow", highlight=False)
     console.print(f"Report: {out / 'report.html'}   JSON: {out / 'audit.json'}   ({result.seconds:.1f} s)")

@@ -26,6 +26,10 @@ def audited_samples(
 ) -> Samples:
     """What the user named, as samples: at least `wanted` of them, and `spare` ones beside, where they are painted."""
     path = Path(source)
+    if source in ("text", "photos") and path.exists():
+        raise BadValue(
+            f"--data: {source!r} is built in, and there is a folder or file of that name; write ./{source} for that one."
+        )
     if source == "text":
         return text_samples(word_tokens(builtin_text(), length=64, vocabulary=4000))
     if path.suffix == ".csv":
@@ -40,6 +44,15 @@ def audited_samples(
                 f"audit: {count} photos of {size}×{size} are more than fit; lower --batch-size, --neurons or --size."
             )
     return image_samples(open_images(source, size=size, count=count, seed=seed, skip_bad=skip_bad), raw=raw)
+
+
+def check_like(samples: Samples, helper: Samples) -> None:
+    """Auxiliary data must be of the same kind and shape as the client's."""
+    own, other = [tuple(p.shape[1:]) for p in samples.inputs], [tuple(p.shape[1:]) for p in helper.inputs]
+    if own != other or samples.kind != helper.kind:
+        raise BadValue(
+            f"--aux: {helper.kind} of {other}, and the data are {samples.kind} of {own}; they must be alike."
+        )
 
 
 def paper_model(samples: Samples, neurons: int, norm: str, seed: int) -> nn.Module:

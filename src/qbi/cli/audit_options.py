@@ -32,7 +32,9 @@ Optimiser = Annotated[Literal["sgd", "momentum", "adam"], typer.Option(help="Of 
 LearningRate = Annotated[float, typer.Option(help="Of the local steps.")]
 Precision = Annotated[Literal["float32", "bfloat16", "float16"], typer.Option(help="Of what the client sends.")]
 Aux = Annotated[str | None, typer.Option(help="Auxiliary data for attacks that tune their rows, as --data.")]
-Neurons = Annotated[int, typer.Option(min=1, help="Neurons of the paper's model, N; not with MODEL.")]
+Neurons = Annotated[
+    int | None, typer.Option(min=1, max=100_000, help="Neurons of the paper's model, N (200); not with MODEL.")
+]
 Norm = Annotated[
     Literal["none", "batch", "layer"], typer.Option(help="Normalisation in the paper's model; not with MODEL.")
 ]

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from qbi.errors import BadValue, first_line
+from qbi.errors import BadValue, first_line, printable
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")]
 Seed = Annotated[int, typer.Option(help="Same seed, same result.")]
@@ -47,3 +47,10 @@ def words(text: str) -> list[str]:
 def percent(share: float | None) -> str:
     """A share of one as a percentage for tables."""
     return "–" if share is None else f"{100 * share:.1f}"
+
+
+def plain(text: str) -> str:
+    """Text of others, such as names in a file, for a console that reads markup: nothing in it is a command."""
+    from rich.markup import escape
+
+    return escape(printable(text))

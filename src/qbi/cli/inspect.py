@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from qbi.cli.common import Json, console
+from qbi.cli.common import Json, console, plain
 from qbi.files import to_json
 
 
@@ -40,14 +40,14 @@ def inspect(
         raise DataError(f"{model}: it holds NaN or infinite parameters; do not train on it.")
     signs = inspect_parameters(state)
     if json:
-        plain = [
+        listed = [
             {"layer": s.layer, "detector": s.detector, "rows": list(s.rows), "total": s.total, "score": s.score}
             for s in signs
         ]
-        typer.echo(to_json({"model": model, "signs": plain}), nl=False)
+        typer.echo(to_json({"model": model, "signs": listed}), nl=False)
     else:
         for sign in signs:
-            console.print(f"[red]{sign}[/red]")
+            console.print(f"[red]{plain(str(sign))}[/red]")
         console.print("Signs of a crafted model." if signs else "No sign of a crafted model in the parameters.")
     if signs:
         raise typer.Exit(1)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from qbi.cli.common import Json, console
+from qbi.cli.common import Json, console, log, plain
 from qbi.errors import BadValue
 from qbi.files import to_json, write_atomically
 
@@ -67,9 +67,19 @@ def replay(
         table.add_column(name, justify="left" if name == "layer" else "right")
     for entry in found:
         table.add_row(
-            entry.layer, str(entry.rows), str(entry.moved), str(len(entry.support)), str(entry.sure), str(entry.proven)
+            plain(entry.layer),
+            str(entry.rows),
+            str(entry.moved),
+            str(len(entry.support)),
+            str(entry.sure),
+            str(entry.proven),
         )
     console.print(table)
+    if after is None and all(f.sure == 0 and f.moved == f.rows for f in found):
+        console.print(
+            "[yellow]No two rows agree and every row is filled: this looks like weights, not like a gradient. Give the weights before and "
+            "after a step, or the gradient itself.[/yellow]"
+        )
     console.print(
         f"Sure: two rows or more gave the same vector. Proven: a whole batch, each sample silent where the sent weights say so. Everything is under {out}."
     )
@@ -85,10 +95,11 @@ def _write(best: "LayerReplay", dimensions: tuple[int, ...] | None, out: Path) -
     if dimensions is None:
         return
     if math.prod(dimensions) != best.samples.shape[1]:
-        raise BadValue(
-            f"--shape: {','.join(map(str, dimensions))} is {math.prod(dimensions)} values, but candidates of {best.layer} "
-            f"have {best.samples.shape[1]}."
+        log.print(
+            f"[yellow]--shape: no picture is drawn: “{plain(best.layer)}” sees {best.samples.shape[1]} values, and "
+            f"{','.join(map(str, dimensions))} are {math.prod(dimensions)}; choose another --layer or the shape of what arrives there.[/yellow]"
         )
+        return
     images = stretched(best.samples[:MOST_SHOWN].reshape(-1, *dimensions))
     write_atomically(out / "replay.png", grid(images, "candidates, best first"))
 

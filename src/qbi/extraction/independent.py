@@ -34,8 +34,8 @@ def contrasts(mixtures: Float[Tensor, "k m"], shape: tuple[int, ...], kind: int)
 def independent_components(values: Float[Tensor, "k t"], draws: torch.Generator) -> Float64[Tensor, "k k"]:
     """FastICA (Hyvärinen 1999), all components at once: the matrix that takes mixtures apart, rows of unit variance."""
     count = len(values)
-    if count == 1:
-        return torch.ones(1, 1, dtype=torch.float64, device=values.device)
+    if count < 2:
+        return torch.ones(count, count, dtype=torch.float64, device=values.device)
     # So many values of each mixture are enough for a start; evenly spaced ones miss no part of an image.
     values = values[:, :: max(1, values.shape[1] // ENOUGH_VALUES)]
     centred = values.double() - values.double().mean(1, keepdim=True)

@@ -12,6 +12,7 @@ from xml.sax.saxutils import escape, quoteattr
 from PIL import Image
 from torch import Tensor
 
+from qbi.errors import printable
 from qbi.metrics import EXACT, RECOGNISABLE
 from qbi.report.pictures import to_image
 
@@ -149,27 +150,22 @@ def to_junit(document: Mapping[str, Any], limit: float) -> str:
     cases, failures = [], 0
     for attack in document["attacks"]:
         share = attack["recovered_from_gradients"][EXACT.key]["mean"]
-        name = quoteattr(_printable(f"{attack['attack']} on {attack['layer']}"))
+        name = quoteattr(printable(f"{attack['attack']} on {attack['layer']}"))
         text = f"R = {100 * share:.1f} %, allowed {100 * limit:.1f} %"
         if share > limit:
             failures += 1
-            body = f"<failure message={quoteattr(text)}>{escape(_printable(document['verdict']['text']))}</failure>"
+            body = f"<failure message={quoteattr(text)}>{escape(printable(document['verdict']['text']))}</failure>"
         else:
             body = f"<system-out>{escape(text)}</system-out>"
         cases.append(
-            f"<testcase classname={quoteattr(_printable(document['model']['name']))} name={name}>{body}</testcase>"
+            f"<testcase classname={quoteattr(printable(document['model']['name']))} name={name}>{body}</testcase>"
         )
     skipped = [o for o in document["outcomes"] if o["status"] == "not tested"]
     for outcome in skipped:
-        name = quoteattr(_printable(f"every attack on {outcome['layer']}"))
-        body = f"<skipped message={quoteattr(_printable('not tested: ' + outcome['reason']))}/>"
+        name = quoteattr(printable(f"every attack on {outcome['layer']}"))
+        body = f"<skipped message={quoteattr(printable('not tested: ' + outcome['reason']))}/>"
         cases.append(
-            f"<testcase classname={quoteattr(_printable(document['model']['name']))} name={name}>{body}</testcase>"
+            f"<testcase classname={quoteattr(printable(document['model']['name']))} name={name}>{body}</testcase>"
         )
     head = f'<testsuite name="qbi audit" tests="{len(cases)}" failures="{failures}" skipped="{len(skipped)}">'
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{head}{"".join(cases)}</testsuite>\n'
-
-
-def _printable(text: str) -> str:
-    """XML has no way to write control characters."""
-    return "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)

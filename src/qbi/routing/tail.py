@@ -33,7 +33,8 @@ def tail_of(traced: Traced, layer: str) -> Callable[[Tensor], Any]:
             modules[node] = copy.deepcopy(module).double().cpu()
 
     def run(value: Tensor) -> Any:
-        known: dict[fx.Node, Any] = {start: value}
+        # A copy: what stands behind may work in place.
+        known: dict[fx.Node, Any] = {start: value * 1}
 
         def given(node: fx.Node) -> Any:
             found = known[node] if node in known else traced.values[node]
