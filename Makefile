@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 CORE := $(VENV)/.core-installed
 DEV := $(VENV)/.dev-installed
 
-.PHONY: demo test check bench clean
+.PHONY: demo test check docs bench clean
 demo: $(CORE)
 	$(BIN)/qbi audit
 
@@ -19,6 +19,10 @@ check: $(DEV)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python docs/render.py --check
+
+docs: $(CORE)
+	$(BIN)/python docs/render.py
 
 bench: $(CORE)
 	$(BIN)/qbi bench

@@ -5,7 +5,7 @@ tries is decided at once. Only what was found is lifted back to weights. `naive_
 method it replaces.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -72,6 +72,18 @@ class PAIRS(Attack):
         """One sample for each neuron."""
         return knowledge.neurons
 
+    @classmethod
+    def auxiliary_useful(cls, knowledge: Knowledge) -> int:
+        """Whole groups of B samples, also for a last group of fewer neurons."""
+        return -(-knowledge.neurons // knowledge.batch_size) * knowledge.batch_size
+
+    def groups(self, neurons: int) -> Iterator[tuple[slice, int]]:
+        """The auxiliary samples of each group, always B of them, and the number of neurons tuned on them (Algorithm 1)."""
+        available = len(self.auxiliary)
+        for start in range(0, neurons, self.batch_size):
+            end = min(start + self.batch_size, available)
+            yield slice(max(0, end - self.batch_size), end), min(self.batch_size, neurons - start)
+
     @property
     def plain(self) -> QBI:
         """The attack whose rows are tuned."""
@@ -92,17 +104,18 @@ class PAIRS(Attack):
             )
         bias = self.plain.bias(features)
         weight = torch.empty(neurons, features, device=generator.device)
-        starts = range(0, neurons, self.batch_size)
-        for group, start in enumerate(starts):
-            stop = min(start + self.batch_size, neurons)
-            x = self._group(start, stop, features, generator.device)
-            self._tune(weight[start:stop], x, bias, neurons, generator)
+        groups = list(self.groups(neurons))
+        start = 0
+        for number, (samples, count) in enumerate(groups):
+            x = self._group(samples, features, generator.device)
+            self._tune(weight[start : start + count], x, bias, neurons, generator)
+            start += count
             if self.progress is not None:
-                self.progress(group + 1, len(starts))
+                self.progress(number + 1, len(groups))
         return CraftedRows(weight, torch.full((neurons,), bias, device=generator.device))
 
-    def _group(self, start: int, stop: int, features: int, device: torch.device) -> Float[Tensor, "b m"]:
-        x = loaded(self.auxiliary, slice(start, stop), torch.empty(0, device=device))
+    def _group(self, samples: slice, features: int, device: torch.device) -> Float[Tensor, "b m"]:
+        x = loaded(self.auxiliary, samples, torch.empty(0, device=device))
         if x.shape[1] != features:
             raise DataError(
                 f"PAIRS: auxiliary samples have {x.shape[1]} values, the layer carries {features}; "
@@ -132,12 +145,12 @@ class PAIRS(Attack):
         bias, untuned = self.plain.bias(batch.features), law(batch.test)
         budget = self.budget_factor * self.batch_size * neurons
         patterns = []
-        for start in range(0, neurons, self.batch_size):
-            group = batch.group(slice(start, min(start + self.batch_size, neurons)))
+        for samples, count in self.groups(neurons):
+            group = batch.group(samples)
             known = law(group.auxiliary)
-            found = search(known, bias, known.batch_size, budget, self.patience, generator).found
+            found = search(known, bias, count, budget, self.patience, generator).found
             tuned = condition(batch.test, group.cross, known).sample(found, generator)
-            plain = untuned.sample(known.batch_size - len(found), generator)
+            plain = untuned.sample(count - len(found), generator)
             patterns.append(torch.cat([tuned, plain]) > -bias)
         return torch.cat(patterns)
 

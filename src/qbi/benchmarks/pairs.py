@@ -42,10 +42,9 @@ def _retries(shape: Shape, auxiliary: Tensor, attack: PAIRS, seed: int) -> int:
     bias = QBI(shape.batch_size).bias(shape.features)
     draws = generator(seed, "retries", device=auxiliary.device)
     total = 0
-    for start in range(0, shape.neurons, shape.batch_size):
-        group = auxiliary[start : min(start + shape.batch_size, shape.neurons)]
+    for samples, count in attack.groups(shape.neurons):
         budget = attack.budget_factor * shape.batch_size * shape.neurons
-        total += search(law(gram(group)), bias, len(group), budget, attack.patience, draws).tries
+        total += search(law(gram(auxiliary[samples])), bias, count, budget, attack.patience, draws).tries
     return total
 
 
@@ -57,12 +56,16 @@ def _naive_retries(weight: Tensor, x: Tensor, bias: float, count: int) -> None:
 
 
 def naive_pairs(weight: Tensor, auxiliary: Tensor, shape: Shape, bias: float, attack: PAIRS) -> int:
-    """Algorithm 1 to the letter, in place; returns the number of retries. Also the tests' oracle."""
+    """Algorithm 1 to the letter, in place; returns the number of retries. Also the tests' oracle.
+
+    Line by line: "for each batch of B auxiliary samples", B of them whatever number of neurons is left, tune the next B neurons.
+    """
     retries = 0
     budget = attack.budget_factor * shape.batch_size * shape.neurons
     for start in range(0, shape.neurons, shape.batch_size):
         stop = min(start + shape.batch_size, shape.neurons)
-        x = auxiliary[start:stop]
+        end = min(start + shape.batch_size, len(auxiliary))
+        x = auxiliary[max(0, end - shape.batch_size) : end]
         frozen: set[int] = set()
         spent = barren = 0
         neuron = start

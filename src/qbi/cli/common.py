@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from qbi.errors import BadValue, first_line, printable
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")]
-Seed = Annotated[int, typer.Option(help="Same seed, same result.")]
+Seed = Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Same seed, same result.")]
 Device = Annotated[str, typer.Option(help="Where to compute: cpu or cuda.")]
 
 console = Console()

@@ -33,19 +33,34 @@ def load_parameters(path: Path) -> dict[str, Tensor]:
     except Exception as problem:
         # A damaged or hostile file can make a reader fail in any way; whatever it raised, the file is what is wrong.
         raise DataError(f"{path}: not a readable checkpoint ({first_line(problem)}).") from problem
-    tensors = dict(_tensors(loaded, ""))
+    try:
+        tensors = dict(_tensors(loaded, "", 0))
+    except RecursionError:
+        raise DataError(f"{path}: its dictionaries hold each other; save a plain state_dict.") from None
+    if sum(map(len, tensors)) > MOST_NAMES:
+        raise DataError(
+            f"{path}: its names are {sum(map(len, tensors)):,} characters long; this is no checkpoint of a model."
+        )
     if not tensors:
         raise DataError(f"{path}: no named tensors in it, so there is nothing to inspect. Save a state_dict.")
     return tensors
 
 
-def _tensors(loaded: object, prefix: str) -> Iterator[tuple[str, Tensor]]:
+DEEPEST = 32
+"""Dictionaries inside dictionaries."""
+MOST_NAMES = 2**20
+"""Characters of all names together."""
+
+
+def _tensors(loaded: object, prefix: str, depth: int) -> Iterator[tuple[str, Tensor]]:
     """Tensors of a dictionary and of dictionaries inside it, however a training script nested them."""
     if not isinstance(loaded, dict):
         return
+    if depth > DEEPEST:
+        raise RecursionError
     for name, value in loaded.items():
         path = f"{prefix}.{name}" if prefix else str(name)
         if isinstance(value, Tensor):
             yield path, value
         else:
-            yield from _tensors(value, path)
+            yield from _tensors(value, path, depth + 1)

@@ -1,7 +1,9 @@
 """Image files into one tensor: decoded in parallel, cropped as the paper does, bad files named."""
 
 import io
+import math
 import os
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -16,6 +18,8 @@ from qbi.errors import DataError
 
 IMAGE_ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".gif")
 FILES_AT_A_TIME = 256
+MOST_PIXELS, LONGEST_SIDE = 2**26, 2**16
+"""Of one image; more is no photo, and decoding it would take all the memory there is."""
 
 
 @dataclass(frozen=True)
@@ -48,10 +52,18 @@ def decode_all(
         name, content = item
         try:
             with Image.open(io.BytesIO(content)) as image:
+                if (
+                    math.prod(image.size) > MOST_PIXELS
+                    or max(image.size) > LONGEST_SIDE
+                    or max(image.size) > 1000 * min(image.size)
+                ):
+                    return name, f"{image.width}×{image.height} pixels are no photo"
                 return name, np.asarray(fit(image.convert("RGB")))
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as problem:
             return name, str(problem) or type(problem).__name__
 
+    # Sizes are checked here, before any pixel is decoded; Pillow's own warning would only say the same.
+    warnings.simplefilter("ignore", Image.DecompressionBombWarning)
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         for block in _blocks(source):
             for name, result in pool.map(decode, block):

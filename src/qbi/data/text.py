@@ -57,9 +57,17 @@ def load_text_csv(path: Path) -> Corpus:
         content = path.read_bytes()
     except OSError as problem:
         raise DataError(f"{path}: it cannot be read ({problem.strerror}).") from problem
-    rows = list(csv.DictReader(io.StringIO(_text(content, str(path)))))
+    try:
+        rows = list(csv.DictReader(io.StringIO(_text(content, str(path)))))
+    except csv.Error as problem:
+        raise DataError(
+            f"{path}: not a readable CSV file ({problem}); texts above 131,072 characters must be cut."
+        ) from problem
     if not rows or "text" not in rows[0]:
         raise DataError(f"{path}: no column 'text'; name the column of texts so in the first line.")
+    bare = next((i for i, row in enumerate(rows) if not row["text"]), None)
+    if bare is not None:
+        raise DataError(f"{path}: row {bare + 2} has no text; remove it or fill it in.")
     names = [row.get("label") or "" for row in rows]
     classes = tuple(sorted(set(names)))
     return Corpus(path.stem, tuple(r["text"] for r in rows), tuple(classes.index(n) for n in names), classes)

@@ -21,6 +21,9 @@ BOUNDS = {"negative bias": 1.0, "mirrored halves": 2.5, "parallel rows": 3.0, "i
 FEWEST_INPUTS = 16
 """Linear layers with fewer inputs are not judged: chance alone makes their rows parallel, and b/‖w‖ as large as 1.7/√M."""
 
+BLOCK = 2**24
+"""Cosines held at a time."""
+
 FEWEST_ROWS = 3
 """Fewer suspicious rows than this, in layers of at least ten times as many, are not reported."""
 
@@ -145,9 +148,13 @@ def mirror_scores(weight: Float[Tensor, "n m"]) -> Float[Tensor, " n"]:
 def parallel_scores(weight: Float[Tensor, "n m"]) -> Float[Tensor, " n"]:
     """The largest cosine of each row with another; constant features of a row count like any other."""
     unit = weight / weight.norm(dim=1, keepdim=True).clamp_min(1e-30)
-    cosines: Tensor = (unit @ unit.T).abs()
-    cosines.fill_diagonal_(0)
-    return cosines.amax(1)
+    found = weight.new_zeros(len(weight))
+    # A block of rows at a time: nothing of size rows² is ever held.
+    for block in torch.arange(len(weight)).split(max(1, BLOCK // len(weight))):
+        cosines: Tensor = (unit[block] @ unit.T).abs()
+        cosines[torch.arange(len(block)), block] = 0
+        found[block] = cosines.amax(1)
+    return found
 
 
 def transmit_scores(weight: Float[Tensor, "o ..."]) -> Float[Tensor, " o"]:

@@ -26,6 +26,9 @@ MERGE_TOLERANCE = 4.0
 Kept tight: a row in which a second sample hardly counts must not stand for one that is pure.
 """
 
+MERGE_BLOCK = 2**24
+"""Distances between rows held at a time."""
+
 DIVISION_BLOCK = 2**23
 """Gradient entries widened to float64 at a time."""
 
@@ -143,9 +146,12 @@ def _merge(samples: Tensor, strength: Tensor, tolerance: float) -> tuple[Tensor,
     sketch = gram(samples, directions) / math.sqrt(SKETCH)
     order = strength.argsort(descending=True, stable=True)
     sketch = sketch[order]
-    near = torch.cdist(sketch, sketch, compute_mode="donot_use_mm_for_euclid_dist") <= tolerance * sketch.norm(dim=1)
-    # The strongest row that a row agrees with stands for it.
-    leader = near.to(torch.uint8).argmax(1)
+    sizes = tolerance * sketch.norm(dim=1)
+    leader = torch.empty(count, dtype=torch.long, device=samples.device)
+    for block in torch.arange(count, device=samples.device).split(max(1, MERGE_BLOCK // count)):
+        near = torch.cdist(sketch[block], sketch, compute_mode="donot_use_mm_for_euclid_dist") <= sizes
+        # The strongest row that a row agrees with stands for it.
+        leader[block] = near.to(torch.uint8).argmax(1)
     leads = leader == torch.arange(count, device=samples.device)
     support = torch.bincount(leader, minlength=count)
     return order[leads], support[leads]

@@ -6,12 +6,13 @@ computed again under the same seed.
 
 import json
 import sqlite3
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from qbi.errors import DataError
+from qbi.errors import DataError, first_line
 from qbi.experiments.reproduce.cells import Cell, Result
 
 SCHEMA = """
@@ -25,6 +26,7 @@ class Store:
     """The file of results of one reproduction."""
 
     def __init__(self, path: Path) -> None:
+        self.path = path
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self.connection = sqlite3.connect(path, timeout=60)
@@ -35,25 +37,47 @@ class Store:
                 f"{path}: not a usable results file ({problem}); move it away or give another --out."
             ) from None
 
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """A file that is damaged behind its header, or that another program wrote, is named in one sentence."""
+        try:
+            yield
+        except (sqlite3.Error, ValueError, TypeError, KeyError) as problem:
+            raise DataError(
+                f"{self.path}: a results file that is damaged or of another kind ({first_line(problem)}); move it away or give another --out."
+            ) from None
+
     def missing(self, cells: Iterable[Cell]) -> list[Cell]:
         """Those of the cells that have no result yet, in order."""
+        with self._reading():
+            return self._missing(cells)
+
+    def _missing(self, cells: Iterable[Cell]) -> list[Cell]:
         known = {key for (key,) in self.connection.execute("SELECT key FROM cells")}
         return [cell for cell in cells if cell.key not in known]
 
     def put(self, cell: Cell, result: Result, seconds: float) -> None:
         """Keep a result; a second one for the same cell changes nothing."""
         row = (cell.key, json.dumps(asdict(cell)), json.dumps(result, sort_keys=True), seconds)
-        with self.connection:
+        with self._reading(), self.connection:
             self.connection.execute("INSERT OR IGNORE INTO cells VALUES (?, ?, ?, ?)", row)
 
     def results(self, item: str, seed: int, route: str) -> dict[Cell, Result]:
         """Everything known of one item."""
+        with self._reading():
+            return self._results(item, seed, route)
+
+    def _results(self, item: str, seed: int, route: str) -> dict[Cell, Result]:
         rows = self.connection.execute("SELECT cell, result FROM cells ORDER BY key")
         found = {Cell(**json.loads(cell)): json.loads(result) for cell, result in rows}
         return {c: r for c, r in found.items() if (c.item, c.seed, c.route) == (item, seed, route)}
 
     def seconds(self) -> dict[str, float]:
         """Time spent on each item and figure, added over all workers."""
+        with self._reading():
+            return self._seconds()
+
+    def _seconds(self) -> dict[str, float]:
         rows = self.connection.execute("SELECT cell, seconds FROM cells")
         total: dict[str, float] = {}
         for cell, spent in rows:

@@ -25,7 +25,10 @@ def text_cell(cell: Cell, data: TextData, device: str) -> Result:
     """
     split = split_half(cell, len(data))
     tokens = data.tokens.to(device)
-    test, auxiliary = tokens[split.batches.flatten()], tokens[split.auxiliary[: cell.neurons]]
+    test, auxiliary = (
+        tokens[split.batches.flatten()],
+        tokens[split.auxiliary[: -(-cell.neurons // cell.batch_size) * cell.batch_size]],
+    )
     batches = torch.arange(len(test), device=device).reshape(split.batches.shape)
     features = tokens.shape[1] * DIMENSION
     normal, uniform = embedding(cell, len(data.vocabulary), device), trap_embedding(cell, len(data.vocabulary), device)
