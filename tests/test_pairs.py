@@ -88,7 +88,7 @@ def test_auxiliary_data_are_loaded_group_by_group():
 
     source, seen = Source(), []
     PAIRS(20, source, progress=lambda done, total: seen.append((done, total))).rows(50, 30, generator(0))
-    assert source.loaded == ((0, 20), (20, 40), (40, 50))
+    assert source.loaded == ((0, 20), (20, 40), (30, 50))
     assert seen == [(1, 3), (2, 3), (3, 3)]
 
 

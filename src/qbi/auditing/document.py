@@ -1,5 +1,6 @@
 """An audit as plain data, for JSON and everything that is made of it; the schema is `docs/report.schema.json`."""
 
+from datetime import UTC, datetime
 from typing import Any
 
 from qbi.auditing.result import AttackOutcome, AuditResult, DefenceOutcome
@@ -14,6 +15,7 @@ def to_document(result: AuditResult) -> dict[str, Any]:
     worst = result.worst
     return {
         "schema": SCHEMA,
+        "date": datetime.now(UTC).date().isoformat(),
         "thresholds": [{"key": t.key, "words": t.words} for t in THRESHOLDS],
         "verdict": {
             "text": result.verdict,

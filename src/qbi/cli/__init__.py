@@ -6,6 +6,7 @@ import traceback
 
 from qbi.errors import QbiError, printable
 
+INTERRUPTED = 130
 FAULT = 70
 """Exit code of a fault in the program itself, as in sysexits.h."""
 
@@ -19,9 +20,10 @@ def main() -> None:
     except QbiError as problem:
         sys.stderr.write(f"qbi: {printable(str(problem))}\n")
         raise SystemExit(2) from None
-    except KeyboardInterrupt:
-        sys.stderr.write("qbi: stopped; what was finished is kept, and the same command goes on from there.\n")
-        raise SystemExit(130) from None
+    except SystemExit as ended:
+        if ended.code == INTERRUPTED:
+            sys.stderr.write("qbi: stopped; what was finished is kept, and the same command goes on from there.\n")
+        raise
     except OSError as problem:
         if problem.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
             raise

@@ -58,10 +58,23 @@ def audit_page(
         own={"neurons": width, "batch_size": document["client"]["batch_size"]},
         nonce=nonce,
         frontier=_frontier(),
+        severity=_severity(document),
         budget_start=next((i for i, b in enumerate(document["budgets"]) if b["bits"] >= START_BITS), 0),
         exact=EXACT.key,
         recognisable=RECOGNISABLE.key,
     )
+
+
+def _severity(document: Mapping[str, Any]) -> dict[str, str]:
+    """One word for a ticket, and what it rests on."""
+    share, status = document["verdict"]["recall"], document["verdict"]["status"]
+    if status == "not tested":
+        return {"name": "unknown", "chip": "soft", "words": "Part of the model was not tested."}
+    if share > 0.1:
+        return {"name": "high", "chip": "exact", "words": "Training samples leave with every answer of a client."}
+    if status == "leaks":
+        return {"name": "medium", "chip": "lossy", "words": "Some samples, or parts of them, leave with an answer."}
+    return {"name": "none found", "chip": "unreachable", "words": "No attack that was tried read anything; others may."}
 
 
 def _frontier() -> list[dict[str, Any]]:
