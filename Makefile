@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 CORE := $(VENV)/.core-installed
 DEV := $(VENV)/.dev-installed
 
-.PHONY: demo test check docs bench clean
+.PHONY: demo test check docs mutants bench clean
 demo: $(CORE)
 	$(BIN)/qbi audit
 
@@ -20,6 +20,9 @@ check: $(DEV)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python docs/render.py --check
+
+mutants: $(DEV)
+	$(BIN)/python tests/mutants.py
 
 docs: $(CORE)
 	$(BIN)/python docs/render.py

@@ -84,7 +84,9 @@ def _federated(x: Tensor, y: Tensor, policy: str, seed: int) -> float:
             model = copy.deepcopy(shared)
             optimiser = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
-            def train(model: nn.Module = model, part: Tensor = part, optimiser: torch.optim.Optimizer = optimiser) -> None:
+            def train(
+                model: nn.Module = model, part: Tensor = part, optimiser: torch.optim.Optimizer = optimiser
+            ) -> None:
                 for batch in part[torch.randperm(len(part))].split(32):
                     optimiser.zero_grad()
                     F.cross_entropy(model(x[batch]), y[batch]).backward()
@@ -106,7 +108,9 @@ def overhead(_data: str) -> dict[str, Any]:
     torch.set_num_threads(2)
     x, y = torch.randn(64, 3, 32, 32), torch.arange(64) % 10
     models: dict[str, Callable[[], nn.Module]] = {
-        "two layers, 616,000 weights": lambda: nn.Sequential(nn.Flatten(), nn.Linear(3072, 200), nn.ReLU(), nn.Linear(200, 10)),
+        "two layers, 616,000 weights": lambda: nn.Sequential(
+            nn.Flatten(), nn.Linear(3072, 200), nn.ReLU(), nn.Linear(200, 10)
+        ),
         "Flower's quickstart, 62,006 weights": Quickstart,
         "CNN, 9.8 million weights": _cnn,
     }

@@ -43,7 +43,11 @@ def frontier() -> str:
     noises = sorted({c["noise"] for c in cells})
     rows = []
     for network, optimiser, size in sorted({(c["network"], c["optimiser"], c["batch_size"]) for c in cells}):
-        own = {c["noise"]: c for c in cells if (c["network"], c["optimiser"], c["batch_size"]) == (network, optimiser, size)}
+        own = {
+            c["noise"]: c
+            for c in cells
+            if (c["network"], c["optimiser"], c["batch_size"]) == (network, optimiser, size)
+        }
         rows.append([f"{network}, {optimiser}, B = {size}", *(_cell(own.get(n)) for n in noises)])
     names = ["plain" if n < 0 else "clipped only" if n == 0 else f"σ = {n:g}" for n in noises]
     return table(["", *names], rows)
@@ -54,7 +58,9 @@ def remedies() -> str:
     cells = [c for c in load("frontier")["cells"] if c["remedy"]]
     rows = []
     noises = (-1.0, 0.1, 0.15, 0.2, 0.3)
-    for network, remedy, optimiser, size in sorted({(c["network"], c["remedy"], c["optimiser"], c["batch_size"]) for c in cells}):
+    for network, remedy, optimiser, size in sorted(
+        {(c["network"], c["remedy"], c["optimiser"], c["batch_size"]) for c in cells}
+    ):
         key = (network, remedy, optimiser, size)
         own = {c["noise"]: c for c in cells if (c["network"], c["remedy"], c["optimiser"], c["batch_size"]) == key}
         rows.append([f"{network}, {remedy}, {optimiser}, B = {size}", *(_cell(own.get(n)) for n in noises)])
@@ -63,7 +69,19 @@ def remedies() -> str:
 
 def best_case() -> str:
     """The best-case server beside the bounds."""
-    head = ["σ", "bits", "read, dB", "linear bound", "bound", "at 19 dB", "bound", "at 30 dB", "read after 16 rounds, dB", "at 19 dB", "at 30 dB"]
+    head = [
+        "σ",
+        "bits",
+        "read, dB",
+        "linear bound",
+        "bound",
+        "at 19 dB",
+        "bound",
+        "at 30 dB",
+        "read after 16 rounds, dB",
+        "at 19 dB",
+        "at 30 dB",
+    ]
     rows = [
         [
             f"{r['noise']:g}",
@@ -116,7 +134,16 @@ def flower() -> str:
         ]
         for r in load("flower")["runs"]
     ]
-    return table(["guard", "seed", "accuracy, %", "read by the cascade in round 5 (30 dB)", "bits of the client that spent most"], rows)
+    return table(
+        [
+            "guard",
+            "seed",
+            "accuracy, %",
+            "read by the cascade in round 5 (30 dB)",
+            "bits of the client that spent most",
+        ],
+        rows,
+    )
 
 
 TABLES: dict[str, Callable[[], str]] = {

@@ -209,3 +209,26 @@ def test_dsnr_tells_a_crafted_step_from_a_benign_one(photos):
     benign, leaking = (exposed_step(m, x, y, layers=["0"]).exposures[0] for m in (model, crafted))
     assert row_dsnr(leaking).isinf().any()
     assert not row_dsnr(benign).isinf().any()
+
+
+def test_a_server_that_knows_the_detectors_passes_them_and_reads():
+    """The miss, kept in sight: a normalisation layer's γ times 0.3 and rows divided by 0.3 halve b/‖w‖, and the batch is read all the same."""
+    from torch.nn import functional as F
+
+    from qbi.extraction import read_rows
+    from qbi.metrics import FAITHFUL, match
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(768), nn.Linear(768, 200), nn.ReLU(), nn.Linear(200, 4))
+    with torch.no_grad():
+        model[1].weight.fill_(0.3)
+        model[2].weight.normal_().div_(0.3)
+        model[2].bias.fill_(-1.645 * 768**0.5)
+        for part in (model[2].weight, model[2].bias):
+            part.div_(768**0.5)
+    assert inspect_parameters(model.state_dict()) == []
+    x = torch.randn(20, 3, 16, 16)
+    F.cross_entropy(model(x), torch.arange(20) % 4).backward()
+    arrived = model[1](x.flatten(1)).detach()
+    read = read_rows(model[2].weight.grad, model[2].bias.grad).samples
+    assert match(read, arrived, data_range=1.2)[FAITHFUL].recall > 0.6

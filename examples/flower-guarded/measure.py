@@ -59,7 +59,18 @@ def own_guard(policy: str, samples: int, ledger: str):
 
 
 def client_app(
-    data: str, images: int, held_out: int, *, clients: int, guard: bool, seed: int, policy: str, kind: str, ledger: str, batch: int, rate: float
+    data: str,
+    images: int,
+    held_out: int,
+    *,
+    clients: int,
+    guard: bool,
+    seed: int,
+    policy: str,
+    kind: str,
+    ledger: str,
+    batch: int,
+    rate: float,
 ) -> ClientApp:
     """The example's client, its settings fixed; the first `held_out` images of the data are nobody's."""
     samples = len(load_data(data, images, 0, clients)[0]) - held_out // clients
@@ -169,7 +180,17 @@ def simulate(
     run_simulation(
         app,
         client_app(
-            data, images, held_out, clients=clients, guard=guard, seed=seed, policy=policy, kind=kind, ledger=ledger, batch=batch, rate=rate
+            data,
+            images,
+            held_out,
+            clients=clients,
+            guard=guard,
+            seed=seed,
+            policy=policy,
+            kind=kind,
+            ledger=ledger,
+            batch=batch,
+            rate=rate,
         ),
         clients,
         backend_config=BACKEND,

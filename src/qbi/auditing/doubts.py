@@ -57,7 +57,9 @@ def find_doubts(
                 f"{outcome.attack} on {outcome.layer}: R is known to ± {100 * width:.0f} points only; more --batches help."
             )
     if batches < FEWEST_BATCHES:
-        out.append(f"Only {batches} batch{'es' if batches > 1 else ''} were tried; three or more give an interval.")
+        out.append(
+            f"Only {f'{batches} batches were' if batches > 1 else '1 batch was'} tried; three or more give an interval."
+        )
     tokens = max((f.carrier.tokens for f in findings if f.carrier is not None), default=1)
     out += _about_data(trials, samples, tokens)
     if client.local_steps > 1 and any("BatchNorm" in type(m).__name__ for m in traced.model.modules()):

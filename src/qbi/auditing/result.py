@@ -184,6 +184,8 @@ class AuditResult:
         )
         if not (any(a.crafted for a in tried) or without_bias) or any(u.attack == "every attack" for u in missing):
             reason = missing[0].reason if missing else "" if finding is None else finding.reason
+            if not missing and finding is not None and not finding.target.has_bias:
+                reason = "it has no bias to divide by, and what its rows give up to a factor was not looked for here."
             return LayerOutcome(layer, "not tested", 0.0, names, reason or "no crafted model was tried on it.")
         return LayerOutcome(layer, "nothing read", 0.0, names, "")
 

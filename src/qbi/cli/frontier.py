@@ -88,7 +88,7 @@ def frontier(
         typer.echo(to_json(document), nl=False)
         return
     table = Table(title="Accuracy on images not trained on, %")
-    for name in ("network", "remedy", "optimiser", "B", "σ", "bits a participation", "accuracy", "rate"):
+    for name in ("network", "remedy", "optimiser", "B", "σ", "bits per participation", "accuracy", "rate"):
         table.add_column(name)
     for cell in found:
         table.add_row(*_row(cell))
