@@ -255,6 +255,7 @@ def main() -> None:
                     "accuracy": found.get("accuracy"),
                     "answered": found["answered"],
                     "read in the attack": found.get("read"),
+                    "in the batch": chosen.clients * chosen.batch,
                     "bits by client": spent(ledger),
                     "seconds a round": statistics.median(found["rounds"]),
                     "seconds a client": statistics.median(found["clients"]),
