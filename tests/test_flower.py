@@ -1,6 +1,7 @@
 """The guard and the recording server in Flower: message by message, on Ray, and over real processes."""
 
 import json
+import os
 import subprocess
 import sys
 import textwrap
@@ -330,3 +331,30 @@ def test_a_client_killed_in_mid_round_does_not_stop_the_others(federation, tmp_p
     assert status == "finished:completed"
     assert len(found["readings"]) == 2
     assert federation.nodes[2].poll() is not None
+
+
+ENDING = """
+import subprocess, sys, time
+from qbi.integrations.flower.deployment import LocalFederation
+
+class Sleeping(LocalFederation):
+    def _start(self, name, program, *arguments):
+        return subprocess.Popen(["sleep", "300"], start_new_session=True)
+    def _wait_for(self, port):
+        pass
+
+with Sleeping(2) as federation:
+    print(federation.link.pid, *(n.pid for n in federation.nodes), flush=True)
+    time.sleep(300)
+"""
+
+
+def test_a_federation_that_is_told_to_end_leaves_no_process_behind():
+    process = subprocess.Popen([sys.executable, "-c", ENDING], stdout=subprocess.PIPE, text=True)
+    children = [int(word) for word in process.stdout.readline().split()]
+    assert len(children) == 3
+    process.terminate()
+    assert process.wait(timeout=60) == 143
+    for child in children:
+        with pytest.raises(ProcessLookupError):
+            os.kill(child, 0)

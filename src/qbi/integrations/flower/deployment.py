@@ -3,10 +3,12 @@
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -47,11 +49,15 @@ class LocalFederation:
         self.home = Path(tempfile.mkdtemp(prefix="qbi-flower-"))
         self.nodes: list[subprocess.Popen[bytes]] = []
         self.link: subprocess.Popen[bytes] | None = None
+        self._before: Any = None
         # Flower starts programs of its own by name.
         programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
         self.environment = {**os.environ, **QUIET, "FLWR_HOME": str(self.home), "PATH": programs}
 
     def __enter__(self) -> "LocalFederation":
+        if threading.current_thread() is threading.main_thread():
+            # A program that is asked to end leaves its blocks only if the signal is an exception.
+            self._before = signal.signal(signal.SIGTERM, lambda _sign, _frame: sys.exit(128 + signal.SIGTERM))
         api, *rest = [_free_port() for _ in range(1 + self.clients)]
         config = f'[superlink]\ndefault = "here"\n\n[superlink.here]\naddress = "127.0.0.1:{api}"\ninsecure = true\n'
         (self.home / "config.toml").write_text(config)
@@ -150,6 +156,9 @@ class LocalFederation:
         raise FederationFailed(f"federation: the SuperLink did not start ({self.log('superlink')[-300:]}).")
 
     def _end(self) -> None:
+        if self._before is not None:
+            signal.signal(signal.SIGTERM, self._before)
+            self._before = None
         for process in [*self.nodes, *([self.link] if self.link is not None else [])]:
             _kill(process)
         shutil.rmtree(self.home, ignore_errors=True)
@@ -157,8 +166,6 @@ class LocalFederation:
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
     """The process and its whole session: Flower starts one process an app."""
-    import signal
-
     for sign in (signal.SIGTERM, signal.SIGKILL):
         try:
             os.killpg(process.pid, sign)
