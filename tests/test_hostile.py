@@ -125,7 +125,13 @@ def test_odd_tables_of_text(name, tmp_path, qbi_here, monkeypatch):
 
 @pytest.mark.parametrize(
     "arguments",
-    [("audit", "--seed", 10**23), ("audit", "--neurons", 10_000_000), ("audit", "--size", 2000, "--batch-size", 5000)],
+    [
+        ("audit", "--seed", 10**23),
+        ("audit", "--neurons", 10_000_000),
+        ("audit", "--size", 2000, "--batch-size", 5000),
+        ("compare", "--batch-sizes", 10**6),
+        ("reproduce", "--runs", 10**8),
+    ],
 )
 def test_absurd_numbers(arguments, qbi_here, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -13,6 +13,7 @@ from qbi import audit
 from qbi.auditing import Client
 from qbi.auditing.survey import survey
 from qbi.defences.budget.clipping import Clipping
+from qbi.errors import DataError
 from qbi.experiments.frontier import Quickstart
 from qbi.linear_maps import others, spelled_out
 from qbi.randomness import SystemEntropy
@@ -417,3 +418,26 @@ def test_survey_says_of_each_layer_what_was_not_looked_at():
     )
     _, _, untested = survey(model, (IMAGES[:4],))
     assert {u.layer for u in untested} == {"0", "2"}
+
+
+def test_data_as_people_have_them():
+    """The same numbers as tensors, arrays, a dictionary, a data set and a loader: the same audit."""
+    from torch.utils.data import DataLoader, TensorDataset
+
+    from qbi.auditing.run import as_samples
+
+    forms = [
+        (TABLE, LABELS),
+        (TABLE.numpy(), LABELS.numpy()),
+        {"x": TABLE, "labels": LABELS},
+        TensorDataset(TABLE, LABELS),
+        DataLoader(TensorDataset(TABLE, LABELS), batch_size=7),
+    ]
+    for form in forms:
+        samples = as_samples(form)
+        assert torch.equal(samples.inputs[0], TABLE)
+        assert torch.equal(samples.targets, LABELS)
+    both = as_samples({"input_ids": TOKENS, "attention_mask": torch.ones_like(TOKENS), "labels": LABELS})
+    assert len(both.inputs) == 2
+    with pytest.raises(DataError, match="no tensor, array"):
+        as_samples(7)

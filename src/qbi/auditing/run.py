@@ -5,6 +5,7 @@ import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +23,7 @@ from qbi.auditing.gallery import make_gallery
 from qbi.auditing.losses import check_value, choose_loss
 from qbi.auditing.remedies import advise, defended
 from qbi.auditing.result import AuditResult, Gallery
-from qbi.auditing.samples import Samples, image_samples, tensor_samples, text_samples
+from qbi.auditing.samples import Samples, as_tensors, image_samples, tensor_samples, text_samples
 from qbi.auditing.survey import Finding, Untested, left_alone, probe_of, survey
 from qbi.errors import BadValue, DataError
 from qbi.federation.client import Loss, run_model
@@ -30,7 +31,7 @@ from qbi.records import ImageData, TextData
 from qbi.routing.graph import Traced
 from qbi.routing.path import find_path
 
-Data = Samples | ImageData | TextData | Tensor | tuple[Tensor, ...]
+Data = Samples | ImageData | TextData | Tensor | tuple[Tensor, ...] | Any
 Progress = Callable[[str], None]
 
 
@@ -55,7 +56,8 @@ def audit(
 
     Args:
         model: what clients train; it is not changed.
-        data: images or texts of this package, tensors (x, y), or prepared `Samples`.
+        data: images or texts of this package, tensors or numpy arrays (x, y), a dictionary of tensors such as a Hugging Face batch (its
+            targets under `labels`), a `Dataset` or `DataLoader` of pairs, or prepared `Samples`.
         attacks: keys of the registry, or "all"; `layers`: "most exposed", "all", or one layer's name.
         client: batch size, local steps, precision.
         loss: "auto", a name, or a function of outputs and targets.
@@ -228,11 +230,7 @@ def as_samples(data: Data) -> Samples:
         return image_samples(data)
     if isinstance(data, TextData):
         return text_samples(data)
-    if isinstance(data, Tensor):
-        return tensor_samples(data)
-    if len(data) == 2:
-        return tensor_samples(data[0], data[1])
-    return tensor_samples(data[:-1], data[-1])
+    return tensor_samples(*as_tensors(data))
 
 
 def _check_data(samples: Samples, client: Client) -> None:

@@ -1,8 +1,11 @@
 """The user's data as a model takes them, and the way back to pictures and words."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -83,3 +86,52 @@ def array_samples(path: Path) -> Samples:
     """Arrays from a file: `x` (or x0, x1 … for several inputs) and, if there are targets, `y`. Nothing is unpickled."""
     inputs, targets = read_arrays(path)
     return tensor_samples(inputs, targets, name=path.name)
+
+
+MOST_TAKEN = 2000
+"""Samples that are taken from a data set or loader."""
+TARGETS = ("labels", "label", "targets", "target", "y")
+
+
+def as_tensors(data: Any) -> tuple[Tensor | tuple[Tensor, ...], Tensor | None]:
+    """Inputs and targets from what people have: tensors, arrays, dictionaries of them, data sets, loaders."""
+    if isinstance(data, Tensor | np.ndarray):
+        return torch.as_tensor(data), None
+    if isinstance(data, Mapping):
+        target = next((name for name in TARGETS if name in data), None)
+        inputs = tuple(torch.as_tensor(value) for name, value in data.items() if name != target)
+        return inputs, None if target is None else torch.as_tensor(data[target])
+    if isinstance(data, tuple | list) and data and all(isinstance(part, Tensor | np.ndarray) for part in data):
+        parts = tuple(torch.as_tensor(part) for part in data)
+        return (parts[0], parts[1]) if len(parts) == 2 else (parts[:-1], parts[-1])
+    return _from_iterable(data)
+
+
+def _from_iterable(data: Any) -> tuple[Tensor | tuple[Tensor, ...], Tensor | None]:
+    """A loader's batches one after another, or a data set's items put together."""
+    if not hasattr(data, "__iter__") and not (hasattr(data, "__getitem__") and hasattr(data, "__len__")):
+        raise DataError(f"data: a {type(data).__name__} is no tensor, array, dictionary, data set or loader.")
+    batched = hasattr(data, "batch_size") and hasattr(data, "dataset")
+    items = (
+        iter(data) if batched or not hasattr(data, "__len__") else (data[i] for i in range(min(len(data), MOST_TAKEN)))
+    )
+    found, count = [], 0
+    for item in items:
+        inputs, targets = as_tensors(item) if isinstance(item, Mapping) else _pair(item)
+        parts = (inputs if isinstance(inputs, tuple) else (inputs,), torch.as_tensor(0) if targets is None else targets)
+        found.append(parts)
+        count += len(parts[0][0]) if batched else 1
+        if count >= MOST_TAKEN:
+            break
+    if not found:
+        raise DataError("data: the data set is empty.")
+    join = torch.cat if batched else torch.stack
+    inputs = tuple(join([each[0][i] for each in found]) for i in range(len(found[0][0])))
+    return inputs if len(inputs) > 1 else inputs[0], join([each[1] for each in found])
+
+
+def _pair(item: Any) -> tuple[Tensor | tuple[Tensor, ...], Tensor | None]:
+    if not isinstance(item, tuple | list):
+        return torch.as_tensor(item), None
+    parts = tuple(torch.as_tensor(part) for part in item)
+    return (parts[0], parts[1]) if len(parts) == 2 else (parts[:-1], parts[-1])

@@ -42,7 +42,9 @@ def reproduce(
     list_items: Annotated[bool, typer.Option("--list", help="Name the items and stop.")] = False,
     data: Annotated[Path, typer.Option(help="Folder with the data sets or their archives.")] = Path("data"),
     cells: Annotated[str | None, typer.Option(help="Only these settings, as NxB: 200x20,1000x200.")] = None,
-    runs: Annotated[int | None, typer.Option(min=1, help="Runs a cell (paper: 10; 300 on noise).")] = None,
+    runs: Annotated[
+        int | None, typer.Option(min=1, max=10_000, help="Runs per cell (paper: 10; 300 on noise).")
+    ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="One run a cell, for a first look.")] = False,
     direct: Annotated[bool, typer.Option("--direct", help="Real weights and forward passes.")] = False,
     from_gradients: Annotated[bool, typer.Option("--from-gradients", help="Real client steps, read back.")] = False,

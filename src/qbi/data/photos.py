@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
-from qbi.errors import require_positive
+from qbi.errors import BadValue, require_positive
 from qbi.records import ImageData
 
 SHAPES = 70
@@ -27,9 +27,17 @@ STD = (0.233, 0.229, 0.234)
 CLASSES = ("round", "square", "pointed")
 
 
+MOST_PIXELS = 2**29
+"""Pixels that are painted at the most: a gibibyte and a half of bytes."""
+
+
 def synthetic_photos(count: int, size: int = 64, *, seed: int = 0) -> ImageData:
     """`count` photos of size×size pixels in three channels; the label is the form of the front shape."""
     require_positive("synthetic photos", count=count, size=size)
+    if count * size**2 > MOST_PIXELS:
+        raise BadValue(
+            f"synthetic photos: {count:,} of {size}×{size} are more than fit; ask for smaller batches or smaller pictures, or give data."
+        )
     generator = torch.Generator().manual_seed(seed)
     # Uniform numbers only: the first photos are the same however many are asked for.
     numbers = torch.rand(count, SHAPES + 1, 12, generator=generator)

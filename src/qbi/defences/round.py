@@ -128,7 +128,8 @@ class RoundReport:
     settings: RoundSettings
 
     def __str__(self) -> str:
-        return f"{self.tally}; {len(self.signs)} signs in the model; policy {self.settings.policy}"
+        kind = "" if self.settings.policy == "budget" else " (heuristic, known servers only)"
+        return f"{self.tally}; {len(self.signs)} signs in the model; policy {self.settings.policy}{kind}"
 
 
 def guarded_round(
