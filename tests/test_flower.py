@@ -358,3 +358,50 @@ def test_a_federation_that_is_told_to_end_leaves_no_process_behind():
     for child in children:
         with pytest.raises(ProcessLookupError):
             os.kill(child, 0)
+
+
+def replying(model, *, extra=None, **metrics):
+    """A client that also sends numbers, and arrays of its own."""
+
+    def train(msg, ctxt):
+        trainer(model)(msg, ctxt)
+        state = {**dict(model.state_dict()), **({} if extra is None else extra(model))}
+        records = {"arrays": ArrayRecord(state), "metrics": MetricRecord({"num-examples": 12, **metrics})}
+        return Message(RecordDict(records), reply_to=msg)
+
+    return train
+
+
+def test_numbers_that_no_noise_covers_stay_at_home():
+    sent = plain().state_dict()
+    reply = guarded_by(inspect="off")(asked(sent), context(), replying(plain(), loss=0.5))
+    assert dict(reply.content["metrics"]) == {"num-examples": 12}
+    kept = guarded_by(inspect="off", metrics="keep")(asked(sent), context(), replying(plain(), loss=0.5))
+    assert kept.content["metrics"]["loss"] == 0.5
+
+    def evaluate(msg, ctxt):
+        return Message(RecordDict({"metrics": MetricRecord({"num-examples": 12, "accuracy": 0.7})}), reply_to=msg)
+
+    seen = leak_guard(asked(sent, "evaluate"), context(), evaluate)
+    assert dict(seen.content["metrics"]) == {"num-examples": 12}
+
+
+def test_nothing_but_protected_weights_leaves_under_the_budget():
+    """Gradients kept aside, or statistics of the batch, are arrays that changed without the guard: refused."""
+    sent = plain().state_dict()
+    raw = torch.randn(60, 40)
+    reply = guarded_by(inspect="off")(asked(sent), context(), replying(plain(), extra=lambda _m: {"gradient": raw}))
+    assert reply.has_error()
+    assert "no weight that the guard saw move" in reply.error.reason
+    fine = guarded_by(inspect="off")(
+        asked(sent), context(), replying(plain(), extra=lambda m: {"copy": m[0].weight.detach()})
+    )
+    assert not fine.has_error()
+
+
+def test_the_ledger_of_a_node_stops_it(tmp_path):
+    guard = guarded_by(inspect="off", ledger=str(tmp_path / "ledger"), samples=12, data="clinic", limit=150)
+    sent = plain().state_dict()
+    assert [guard(asked(sent), context(), trainer(plain())).has_error() for _ in range(3)] == [False, False, True]
+    refused = guard(asked(sent), context(), trainer(plain()))
+    assert "144 of 150 bits" in refused.error.reason
