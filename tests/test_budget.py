@@ -578,3 +578,17 @@ def test_goals_say_what_they_mean_in_every_unit():
     assert Budget.for_goal(max_reconstruction=(0.05, 0.01), participations=4).bits() < 1
     with pytest.raises(BadValue, match="goal of the policy budget"):
         LeakGuard(plain(), "auto", bits=72)
+
+
+def test_dropout_inside_attention_is_off_in_the_block_and_back_after_it(caplog):
+    model = Module(
+        lambda m, x: m.h(m.t(m.e(x)).mean(1)), **embedded(t=nn.TransformerEncoderLayer(16, 2, 32, batch_first=True))
+    )
+    guard = LeakGuard(model, "budget")
+    for _ in range(2):
+        model.zero_grad()
+        with guard:
+            F.cross_entropy(model(TOKENS), LABELS).backward()
+            assert model.t.self_attn.dropout == 0
+        assert model.t.self_attn.dropout == 0.1
+    assert caplog.text.count("is switched off") == 1

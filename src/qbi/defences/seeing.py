@@ -91,6 +91,7 @@ class Seeing:
         self.within = None if model is None else set(model.modules())
         self.on_root: Callable[[Root], None] = lambda _root: None
         self.on_backward: Callable[[Root], None] = lambda _root: None
+        self.on_exit: Callable[[], None] = lambda: None
         self._places: WeakKeyDictionary[nn.Module, dict[tuple[bool, tuple[str, int]], list[Place]]] = (
             WeakKeyDictionary()
         )
@@ -120,6 +121,7 @@ class Seeing:
     def __exit__(self, *_: object) -> None:
         nn.Module.__call__ = self._unseen  # type: ignore[method-assign]
         torch.amp.GradScaler.scale = self._unscaled  # type: ignore[method-assign]
+        self.on_exit()
         self._reached = []
 
     @contextmanager

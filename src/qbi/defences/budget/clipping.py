@@ -74,6 +74,9 @@ class Clipping:
         self._plans: dict[tuple[int, tuple[tuple[str, int], ...]], Plan] = {}
 
         self.parameters: dict[int, Tensor] = {}
+        self.seeing.on_exit = self._restore
+        self._silenced: dict[nn.MultiheadAttention, float] = {}
+        self._said: set[str] = set()
 
     @classmethod
     def of(cls, budget: Budget, draws: Draws, account: Account, model: nn.Module | None = None) -> "Clipping":
@@ -92,7 +95,7 @@ class Clipping:
 
     def _called(self, root: Root) -> None:
         _refuse_batch_statistics(root.module)
-        _silence_attention(root.module)
+        self._silence_attention(root.module)
 
     def _remember(self, root: Root) -> None:
         """What was protected earlier stays: the pass that begins is added to it."""
@@ -102,6 +105,23 @@ class Clipping:
                 if not self.is_placed(parameter):
                     self._refuse(trainable, "a gradient stands there that the guard did not see arise")
                 self._before[id(parameter)] = parameter.grad.detach().clone()
+
+    def _silence_attention(self, model: nn.Module) -> None:
+        """Dropout inside attention cannot be repeated for one sample; it is off inside the block, and the log says so."""
+        for name, module in model.named_modules():
+            if isinstance(module, nn.MultiheadAttention) and module.dropout:
+                if name not in self._said:
+                    log.warning(
+                        "“%s”: its dropout of %g is switched off under the budget policy.", name, module.dropout
+                    )
+                    self._said.add(name)
+                self._silenced[module] = module.dropout
+                module.dropout = 0.0
+
+    def _restore(self) -> None:
+        for module, dropout in self._silenced.items():
+            module.dropout = dropout
+        self._silenced.clear()
 
     def is_placed(self, parameter: Tensor) -> bool:
         """Whether the gradient that stands there is one the guard made."""
@@ -199,14 +219,6 @@ def _refuse_batch_statistics(model: nn.Module) -> None:
                 f"guard: “{name}” ({type(module).__name__}) mixes the samples of a batch or keeps statistics of them, and both leave "
                 "unclipped. Use GroupNorm (`qbi.defences.with_group_norm(model)` converts a model), or put the layer into eval()."
             )
-
-
-def _silence_attention(model: nn.Module) -> None:
-    """Dropout inside attention cannot be repeated for one sample; it is switched off, and the log says so."""
-    for name, module in model.named_modules():
-        if isinstance(module, nn.MultiheadAttention) and module.dropout:
-            log.warning("“%s”: its dropout of %g is switched off under the budget policy.", name, module.dropout)
-            module.dropout = 0.0
 
 
 def with_group_norm(model: nn.Module) -> nn.Module:
