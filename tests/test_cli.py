@@ -57,7 +57,20 @@ def test_audit_with_normalisation(tmp_path, qbi_here, norm, monkeypatch):
 def test_audit_of_a_folder_of_images_fails_above_a_threshold(tmp_path):
     for i in range(12):
         Image.effect_noise((40, 30), 80).convert("RGB").save(tmp_path / f"{i}.png")
-    arguments = ("audit", "--data", ".", "--size", 24, "--batch-size", 8, "--neurons", 60)
+    arguments = (
+        "audit",
+        "--data",
+        ".",
+        "--size",
+        24,
+        "--batch-size",
+        8,
+        "--neurons",
+        60,
+        "--attack",
+        "qbi",
+        "--no-defences",
+    )
     assert qbi(*arguments, "--fail-above", 0.0, cwd=tmp_path).returncode == 1
     assert qbi(*arguments, "--fail-above", 1.0, cwd=tmp_path).returncode == 0
 
