@@ -70,8 +70,8 @@ class Finding:
         return self.attackable, self.target.rectified, self.reach == "exact", values
 
 
-MOST_POSITIONS = 256
-"""Patches of a sample up to which a convolution is looked at as a linear layer on them."""
+MOST_POSITIONS, MOST_VALUES = 256, 2**18
+"""Patches of a sample, and values of all of them, up to which a convolution is looked at as a linear layer on them."""
 
 
 def survey(model: nn.Module, sample: tuple[Tensor, ...]) -> tuple[Traced, list[Finding], list[Untested]]:
@@ -101,8 +101,10 @@ def _look_spelled_out(
     traced: Traced, model: nn.Module, name: str, sample: tuple[Tensor, ...]
 ) -> Sequence[Finding | Untested]:
     positions = max((_positions(traced.values.get(node)) for node in traced.nodes_of(name)), default=0)
-    if positions > MOST_POSITIONS:
-        why = f"it looks at {positions} overlapping patches of each sample; too many to be told apart here."
+    weight = next((p for p in model.get_submodule(name).parameters() if p.dim() > 1), None)
+    values = 1 if weight is None else weight.numel() // len(weight)
+    if positions > MOST_POSITIONS or positions * values > MOST_VALUES:
+        why = f"it looks at {positions} patches of {values} values of each sample; too many to be told apart here."
         return [Untested("every attack", name, why)]
     try:
         own, inner = spelled_out(model, name)
