@@ -13,8 +13,8 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 from torch.autograd import Variable
-from torch.func import functional_call
 
+from qbi.calling import call_with
 from qbi.defences.layout import Layout, Place, Seen, batch_of, compare_runs, detached, leaves, random_parameters
 from qbi.errors import BadValue, QbiError, first_line
 
@@ -254,7 +254,7 @@ class Seeing:
             try:
                 with torch.random.fork_rng(devices=_devices(root.module)), torch.no_grad():
                     buffers = {n: b.clone() for n, b in root.module.named_buffers()}
-                    functional_call(root.module, {**weights, **buffers}, given[0], given[1])
+                    call_with(root.module, {**weights, **buffers}, given[0], given[1])
                 return seen
             except QbiError:
                 raise

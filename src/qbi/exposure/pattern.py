@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from qbi.calling import call_with
 from qbi.errors import CannotRead
 from qbi.records import Leakage
 
@@ -74,7 +75,7 @@ def observe(model: nn.Module, layer: str, inputs: Tensor | tuple[Tensor, ...], *
         with torch.no_grad(), torch.random.fork_rng(devices=[first.device] if first.device.type == "cuda" else []):
             # The same seed as in a client's step: dropout falls on the same values.
             torch.manual_seed(seed)
-            torch.func.functional_call(model, buffers, inputs if isinstance(inputs, tuple) else (inputs,))
+            call_with(model, buffers, inputs if isinstance(inputs, tuple) else (inputs,))
     finally:
         model.train(was_training)
         hook.remove()

@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn import functional as F
 
+from qbi.calling import call_with
 from qbi.errors import BadValue
 from qbi.records import Update
 
@@ -75,7 +75,7 @@ def client_step(
     try:
         with torch.random.fork_rng(devices=devices):
             torch.manual_seed(seed)
-            outputs = functional_call(model, (parameters, buffers), given)
+            outputs = call_with(model, {**parameters, **buffers}, given)
             value = loss(_first_tensor(outputs), targets)
         gradients = torch.autograd.grad(value, list(parameters.values()), allow_unused=True)
     finally:

@@ -75,6 +75,7 @@ class Clipping:
 
         self.parameters: dict[int, Tensor] = {}
         self.seeing.on_exit = self._restore
+        self._held: dict[int, Tensor] = {}
         self._silenced: dict[nn.MultiheadAttention, float] = {}
         self._said: set[str] = set()
 
@@ -169,6 +170,7 @@ class Clipping:
             self.before_release(samples * self.accumulate, list(parameters.values()))
         sums = plan.sums(weights)
         noisy = self._since_noise == 0
+        self._refuse_moved(parameters, begins=noisy)
         self._since_noise = (self._since_noise + 1) % self.accumulate
         for key, parameter in parameters.items():
             value = sums[key].to(parameter.dtype) if key in sums else torch.zeros_like(parameter)
@@ -180,6 +182,17 @@ class Clipping:
             self.placed[key], self.parameters[key] = value, parameter
         self.passes.append(Clipped(samples, int((weights < 1).sum()), self.noise))
         self._adapt(norms <= share)
+
+    def _refuse_moved(self, parameters: dict[int, Tensor], *, begins: bool) -> None:
+        """Passes that share one noise are one step: if weights moved in between, the difference would leave without any."""
+        if self.accumulate == 1:
+            return
+        if begins:
+            self._held = {key: p.detach().clone() for key, p in parameters.items()}
+        elif not all(torch.equal(p, self._held[key]) for key, p in parameters.items() if key in self._held):
+            raise LeakRefused(
+                f"guard: weights moved after fewer than the {self.accumulate} backward passes that were stated to make up a step."
+            )
 
     def _adapt(self, below: Tensor) -> None:
         """Let the clip follow the median norm: a noisy count of the samples below it moves it (Andrew and others, 2021)."""

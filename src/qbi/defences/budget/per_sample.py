@@ -4,22 +4,27 @@ Nothing is kept of size samples × weights: linear layers and convolutions give 
 from one sample's gradient at a time where that is smaller; other layers through Opacus' rules, or by running them on single samples.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vjp, vmap
+from torch.func import vjp, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
+from qbi.calling import call_with
 from qbi.defences.layout import Layout, Place, leaves
 from qbi.defences.seeing import Call
 from qbi.errors import BadValue
 
 MOST_VALUES = 2**25
 """Values of per-sample gradients that are held at once."""
+
+ROUNDING = 8 * 2.0**-23
+"""Relative error allowed for in sums of products, times the root of their number: see `_slack`."""
 
 Weights = dict[str, Tensor]
 """Parameters by their name inside the module."""
@@ -69,18 +74,29 @@ def _pair_norms(
         return total, found
     if positions == 1:
         return total + (into.square().sum((2, 3)) * back.square().sum((2, 3))).sum(1), None
+    slack = _slack(into.square().sum((1, 2, 3)), back.square().sum((1, 2, 3)), wide + high)
     if positions * (wide + high) <= wide * high:
+        total += slack
         for chosen in torch.arange(samples, device=into.device).split(max(1, MOST_VALUES // (groups * positions**2))):
             a, g = into[chosen], back[chosen]
-            total[chosen] += ((a.mT @ a) * (g.mT @ g)).sum((1, 2, 3))
+            total[chosen] += ((a.mT @ a) * (g.mT @ g)).sum((1, 2, 3)).clamp_min(0)
         return total, None
     chunks = torch.arange(samples, device=into.device).split(max(1, MOST_VALUES // (groups * wide * high)))
     if len(chunks) > 1:
+        total += slack
         for chosen in chunks:
             total[chosen] += (back[chosen] @ into[chosen].mT).square().sum((1, 2, 3))
         return total, None
     each = (back @ into.mT).reshape(samples, *call.module.get_parameter("weight").shape)
     return total + each.flatten(1).square().sum(1), {**found, "weight": each}
+
+
+def _slack(into: Tensor, back: Tensor, terms: int) -> Tensor:
+    """What rounding may hide of a squared norm: a server can send weights under which large products cancel.
+
+    The sum that leaves is formed in another order than the norm, so both may be off by this much of the products' own size.
+    """
+    return ROUNDING * math.sqrt(terms) * (into + 1) * back
 
 
 def _lookup_norms(call: Call, module: nn.Embedding, places: Sequence[Place], samples: int) -> Tensor:
@@ -93,8 +109,8 @@ def _lookup_norms(call: Call, module: nn.Embedding, places: Sequence[Place], sam
     total = back.new_zeros(samples)
     for chosen in torch.arange(samples, device=back.device).split(max(1, MOST_VALUES // index.shape[1] ** 2)):
         same = index[chosen, :, None] == index[chosen, None, :]
-        total[chosen] = ((back[chosen] @ back[chosen].mT) * same).sum((1, 2))
-    return total
+        total[chosen] = ((back[chosen] @ back[chosen].mT) * same).sum((1, 2)).clamp_min(0)
+    return total + _slack(torch.full_like(total, index.shape[1]), back.square().sum((1, 2)), back.shape[2])
 
 
 def _pairs(call: Call, places: Sequence[Place], samples: int) -> tuple[Tensor, Tensor]:
@@ -183,7 +199,7 @@ def _each(call: Call, given: list[Any], shared: set[int], back: dict[int, Tensor
         rest = iter(own)
         whole = [v if i in shared else next(rest) for i, v in enumerate(given)]
         args, named = tree_unflatten(whole, tree_flatten(call.given)[1])
-        out = leaves(functional_call(call.module, values, args, named))
+        out = leaves(call_with(call.module, values, args, named))
         return tuple(out[i] for i in numbers)
 
     def pulled(own: list[Tensor], returned: list[Tensor]) -> Weights:
@@ -209,20 +225,25 @@ def _each(call: Call, given: list[Any], shared: set[int], back: dict[int, Tensor
 
 
 def weighted_sum(call: Call, places: Sequence[Place], names: Sequence[str], weights: Tensor) -> Weights:
-    """Σ wᵢ·gᵢ of the named parameters: one more backward pass through the module alone."""
+    """Σ wᵢ·gᵢ of the named parameters: one more backward pass through the weights of a linear map or a table alone.
+
+    All others are summed from the very gradients that were measured, so that what leaves is what was clipped.
+    """
+    if not is_pair(call.module) and type(call.module) is not nn.Embedding:
+        return _summed(sample_gradients(call, places, names, len(weights)), weights)
     count = len(leaves(call.given))
     back = {i: _weighed(g, places[count + i], weights, call) for i, g in call.gradients.items()}
     # A sample whose gradient is not finite has weight zero, and zero times infinity is no number.
     args, named = call.given if bool(weights.all()) else tree_map(_finite, call.given)
     if type(call.module) is nn.Linear:
-        flat = back[0].reshape(-1, back[0].shape[-1])
+        flat = back[0].reshape(-1, back[0].shape[-1]).float()
         into = leaves((args, named))[0].reshape(-1, call.module.in_features).to(flat.dtype)
         return {n: flat.T @ into if n == "weight" else flat.sum(0) for n in names}
     if is_pair(call.module):
-        return _convolved(call.module, leaves((args, named))[0], back[0], names)
+        return _convolved(call.module, leaves((args, named))[0], back[0].float(), names)
     chosen = {n: p.detach().requires_grad_() for n, p in call.module.named_parameters() if n in names}
     with torch.enable_grad(), torch.random.fork_rng(devices=[]):
-        out = leaves(functional_call(call.module, chosen, args, named))
+        out = leaves(call_with(call.module, chosen, args, named))
         pairs = [(out[i], g) for i, g in back.items() if out[i].requires_grad]
         found = torch.autograd.grad(
             [o for o, _ in pairs], list(chosen.values()), [g for _, g in pairs], allow_unused=True
@@ -252,6 +273,12 @@ def _convolved(module: nn.Module, into: Tensor, back: Tensor, names: Sequence[st
         [False, "weight" in names, "bias" in names],
     )
     return {n: v for n, v in (("weight", weight), ("bias", bias)) if n in names}
+
+
+def _summed(parts: Sequence[Weights], weights: Tensor) -> Weights:
+    sizes = [len(next(iter(part.values()))) for part in parts]
+    sums = [combined(part, chosen) for part, chosen in zip(parts, weights.split(sizes), strict=True)]
+    return {n: torch.stack([part[n] for part in sums]).sum(0) for n in sums[0]}
 
 
 def combined(gradients: Weights, weights: Tensor) -> Weights:

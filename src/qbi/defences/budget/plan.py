@@ -14,6 +14,10 @@ TOLERANCE = 1e-3
 """Of that comparison, relative to the gradient's norm."""
 
 
+Explained = tuple[Call, list[str], list[int]]
+"""A call, with the names in its module of the parameters that it explains, and their keys."""
+
+
 @dataclass
 class Plan:
     """Which call tells which parameter's gradient."""
@@ -24,6 +28,8 @@ class Plan:
     above: dict[int, str]
     """Parameters that the module they stand in does not explain, and the name of the one around it that does."""
     checks: int = 0
+    shared: list[int] = field(default_factory=list)
+    """Parameters that several calls use, once norms were taken."""
     formed: dict[int, dict[str, Tensor]] = field(default_factory=dict)
     """Samples' own gradients of small layers, kept from the norms for the sums."""
 
@@ -31,7 +37,7 @@ class Plan:
         """Without what belongs to one pass."""
         return Plan(self.seeing, [], {}, self.above, self.checks)
 
-    def explained(self) -> list[tuple[Call, list[str], list[int]]]:
+    def explained(self) -> list[Explained]:
         """Calls with the names, in their module, of the parameters that each one explains, and the parameters' keys."""
         out = []
         for call in self.calls:
@@ -60,6 +66,7 @@ class Plan:
         for _, _, keys in explained:
             for key in keys:
                 times[key] = times.get(key, 0) + 1
+        self.shared = [key for key, count in times.items() if count > 1]
         total = torch.zeros(samples, device=next(iter(self.parameters.values())).device)
         for call, names, keys in explained:
             single = [n for n, key in zip(names, keys, strict=True) if times[key] == 1]
@@ -68,12 +75,12 @@ class Plan:
                 total += squared
                 if formed is not None and len(single) == len(names):
                     self.formed[id(call)] = formed
-        for key in [key for key, count in times.items() if count > 1]:
-            total += self._joint(explained, key, samples)
+        for key in self.shared:
+            total += torch.cat([squares({"": part}) for part in self._joint(explained, key, samples)])
         return total.sqrt()
 
-    def _joint(self, explained: Sequence[tuple[Call, list[str], list[int]]], key: int, samples: int) -> Tensor:
-        """A parameter that several calls use: its gradients add up before the norm is taken."""
+    def _joint(self, explained: Sequence[Explained], key: int, samples: int) -> list[Tensor]:
+        """A parameter that several calls use: each sample's gradients of it add up before the norm is taken."""
         each = [
             [
                 part[names[keys.index(key)]]
@@ -82,12 +89,21 @@ class Plan:
             for call, names, keys in explained
             if key in keys
         ]
-        return torch.cat([squares({"": sum(parts[1:], start=parts[0])}) for parts in zip(*each, strict=True)])
+        return [sum(parts[1:], start=parts[0]) for parts in zip(*each, strict=True)]
 
     def sums(self, weights: Tensor) -> dict[int, Tensor]:
         """Σ wᵢ·gᵢ of every parameter that is explained."""
         out: dict[int, Tensor] = {}
-        for call, names, keys in self.explained():
+        explained = self.explained()
+        for key in self.shared:
+            parts = self._joint(explained, key, len(weights))
+            shares = weights.split([len(part) for part in parts])
+            out[key] = torch.stack([combined({"": p}, w)[""] for p, w in zip(parts, shares, strict=True)]).sum(0)
+        for call, all_names, all_keys in explained:
+            left = [(n, key) for n, key in zip(all_names, all_keys, strict=True) if key not in self.shared]
+            if not left:
+                continue
+            names, keys = [n for n, _ in left], [key for _, key in left]
             if id(call) in self.formed:
                 found = combined(self.formed[id(call)], weights)
             else:
