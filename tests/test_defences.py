@@ -28,7 +28,7 @@ from qbi.defences import (
     keep_share,
     prune_rows,
 )
-from qbi.defences.aggp import _prune_on_accelerator, kept_entries
+from qbi.defences.aggp import kept_entries, prune_by_sorting
 from qbi.defences.guard import LeakRefused
 from qbi.errors import BadValue, CannotMount
 from qbi.experiments.compare import Setting, judge, run_matrix
@@ -271,7 +271,7 @@ def test_the_accelerators_pruning_is_the_same_rule():
     gradient = torch.randn(80, 300, generator=draws)
     counts = torch.randint(0, 20, (80,), generator=draws)
     pruned = gradient.clone()
-    _prune_on_accelerator(pruned, counts, 0, AGGP())
+    prune_by_sorting(pruned, counts, 0, AGGP())
     for row, count in enumerate(counts.tolist()):
         kept = pruned[row].nonzero()[:, 0]
         if 0 < count < 16:

@@ -66,12 +66,10 @@ def test_tuned_rows_isolate_their_samples_and_the_rest_are_plain(cifar):
     for start in range(0, 60, 20):
         group = slice(start, start + 20)
         fired = rows.weight[group] @ x[group].T + rows.bias[group, None] > 0
-        alone = fired.sum(1) == 1
-        owners = fired[alone].to(torch.uint8).argmax(1)
-        assert len(owners.unique()) >= 14
-        # Successes come first, one sample each; what was not reached is a plain row.
-        reached = int(alone.to(torch.uint8).cumprod(0).sum())
-        assert len(owners[:reached].unique()) == reached
+        owners = [int(row.nonzero()) if row.sum() == 1 else None for row in fired]
+        # Successes come first, one sample each; what was not reached is a plain row, which may isolate one again by chance.
+        reached = next((i for i, owner in enumerate(owners) if owner is None or owner in owners[:i]), len(owners))
+        assert reached >= 14
     assert rows.weight.std() == pytest.approx(1, abs=0.01)
 
 
@@ -100,3 +98,22 @@ def test_the_law_is_used_as_it_is():
     fired = found > 1.0
     assert not (fired[:, 0] & (fired.sum(1) == 1)).any()
     assert len(found) == 2
+
+
+def test_groups_searched_side_by_side_give_the_rows_of_groups_searched_alone():
+    class Loaded:
+        """The same samples from somewhere they must be loaded from, which is done a group at a time."""
+
+        def __init__(self, x):
+            self.x = x
+
+        def __len__(self):
+            return len(self.x)
+
+        def __getitem__(self, index):
+            return self.x[index]
+
+    x = torch.randn(130, 40, generator=generator(3))
+    together = PAIRS(20, x).rows(130, 40, generator(4))
+    alone = PAIRS(20, Loaded(x)).rows(130, 40, generator(4))
+    assert torch.equal(together.weight, alone.weight)

@@ -5,7 +5,7 @@ tries is decided at once. Only what was found is lifted back to weights. `naive_
 method it replaces.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -17,12 +17,14 @@ from torch import Tensor
 from qbi.attacks.base import Attack, AuxiliaryGroup, InGramSpace, Knowledge, SampleSource, loaded
 from qbi.attacks.qbi import QBI
 from qbi.errors import BadValue, DataError, require_positive
-from qbi.exposure.pattern import isolation
-from qbi.gram import Law, condition, gram, law, lift
+from qbi.gram import Law, condition, gram, law, laws, lift
 from qbi.records import CraftedRows
 
 BLOCK = 8192
 """Tries drawn at a time. Part of what the seed means: changing it changes the draws."""
+
+TOGETHER = 2**23
+"""Pre-activations held at a time while groups are searched side by side."""
 
 
 @dataclass(frozen=True)
@@ -102,19 +104,22 @@ class PAIRS(Attack):
                 f"PAIRS: {available} auxiliary samples for {neurons} neurons; it needs one a neuron. "
                 "Give more auxiliary data or attack fewer neurons."
             )
-        bias = self.plain.bias(features)
         weight = torch.empty(neurons, features, device=generator.device)
-        groups = list(self.groups(neurons))
+        groups = [_Group(samples, count) for samples, count in self.groups(neurons)]
+        seeds = torch.randint(2**62, (len(groups),), generator=generator, device=generator.device).tolist()
+        draws = [torch.Generator(generator.device).manual_seed(seed) for seed in seeds]
+        # Samples that must be loaded are loaded once, a group at a time; those at hand are looked up again.
+        together = max(1, TOGETHER // (BLOCK * self.batch_size)) if isinstance(self.auxiliary, Tensor) else 1
         start = 0
-        for number, (samples, count) in enumerate(groups):
-            x = self._group(samples, features, generator.device)
-            self._tune(weight[start : start + count], x, bias, neurons, generator)
-            start += count
+        for first in range(0, len(groups), together):
+            some = groups[first : first + together]
+            self._tune(weight[start:], some, neurons, draws[first : first + together])
+            start += sum(group.neurons for group in some)
             if self.progress is not None:
-                self.progress(number + 1, len(groups))
-        return CraftedRows(weight, torch.full((neurons,), bias, device=generator.device))
+                self.progress(first + len(some), len(groups))
+        return CraftedRows(weight, torch.full((neurons,), self.plain.bias(features), device=generator.device))
 
-    def _group(self, samples: slice, features: int, device: torch.device) -> Float[Tensor, "b m"]:
+    def _samples(self, samples: slice, features: int, device: torch.device) -> Float[Tensor, "b m"]:
         x = loaded(self.auxiliary, samples, torch.empty(0, device=device))
         if x.shape[1] != features:
             raise DataError(
@@ -124,19 +129,20 @@ class PAIRS(Attack):
         return x
 
     def _tune(
-        self,
-        rows: Float[Tensor, "n m"],
-        x: Float[Tensor, "b m"],
-        bias: float,
-        neurons: int,
-        generator: torch.Generator,
+        self, rows: Float[Tensor, "n m"], groups: "list[_Group]", neurons: int, draws: list[torch.Generator]
     ) -> None:
-        known = law(gram(x))
+        """Search some groups together, and lift what was found into the first rows."""
+        features = rows.shape[1]
+        samples = [self._samples(group.samples, features, rows.device) for group in groups]
+        known = laws([gram(x) for x in samples])
         budget = self.budget_factor * self.batch_size * neurons
-        found = search(known, bias, rows.shape[0], budget, self.patience, generator).found
-        tuned = found.shape[0]
-        lift(x, found, known, generator, out=rows[:tuned])
-        rows[tuned:].normal_(generator=generator)
+        sizes = [group.neurons for group in groups]
+        results = search_together(known, self.plain.bias(features), sizes, budget, self.patience, draws)
+        parts = rows[: sum(sizes)].split(sizes)
+        for part, x, known_law, result, own in zip(parts, samples, known, results, draws, strict=True):
+            tuned = result.found.shape[0]
+            lift(x, result.found, known_law, own, out=part[:tuned])
+            part[tuned:].normal_(generator=own)
 
     def firing(self, batch: InGramSpace, neurons: int, generator: torch.Generator) -> Bool[Tensor, "n t"]:
         """Tuned rows by the conditional law, unreached rows by the plain one."""
@@ -164,6 +170,14 @@ class PAIRS(Attack):
         return InGramSpace(gram(x), x.shape[1], group=group)
 
 
+@dataclass(frozen=True)
+class _Group:
+    """Auxiliary samples, and the number of neurons that are tuned on them."""
+
+    samples: slice
+    neurons: int
+
+
 def search(known: Law, bias: float, neurons: int, budget: int, patience: int, generator: torch.Generator) -> Search:
     """Find, in order, rows that isolate one sample each, every sample at most once.
 
@@ -171,40 +185,76 @@ def search(known: Law, bias: float, neurons: int, budget: int, patience: int, ge
     isolates a sample, and the search ends before the first gap of more than `patience` tries, after `budget` tries,
     or when neurons or samples run out.
     """
+    return search_together([known], bias, [neurons], budget, patience, [generator])[0]
+
+
+def search_together(
+    known: Sequence[Law],
+    bias: float,
+    neurons: Sequence[int],
+    budget: int,
+    patience: int,
+    draws: Sequence[torch.Generator],
+) -> list[Search]:
+    """Searches of several groups of the same size, block by block side by side; each goes as it would by itself."""
     if patience < 1 or budget < 1:
         raise BadValue(f"PAIRS: patience is {patience} and budget {budget}; both must be at least 1.")
-    wanted = min(neurons, known.batch_size)
-    taken = torch.zeros(known.batch_size, dtype=torch.bool, device=known.factor.device)
-    found: list[Tensor] = []
-    offset = last = successes = 0
-    while successes < wanted:
-        z = known.sample(BLOCK, generator)
-        first = _first_successes(z > -bias, taken)
+    hunts = [
+        _Hunt(law, own, min(count, law.batch_size), budget, patience)
+        for law, own, count in zip(known, draws, neurons, strict=True)
+    ]
+    while active := [hunt for hunt in hunts if not hunt.over]:
+        z = torch.stack([hunt.law.sample(BLOCK, hunt.draws) for hunt in active])
+        usable = [hunt.take(first) for hunt, first in zip(active, _first_alone(z > -bias), strict=True)]
+        index = np.concatenate([rows + place * BLOCK for place, rows in enumerate(usable)])
+        picked = z.flatten(0, 1)[torch.from_numpy(index).to(z.device)]
+        for hunt, rows in zip(active, picked.split([len(rows) for rows in usable]), strict=True):
+            hunt.found.append(rows)
+    return [hunt.result for hunt in hunts]
+
+
+@dataclass
+class _Hunt:
+    """Where the search of one group stands."""
+
+    law: Law
+    draws: torch.Generator
+    wanted: int
+    budget: int
+    patience: int
+
+    def __post_init__(self) -> None:
+        self.found = [torch.empty(0, self.law.batch_size, device=self.law.factor.device)]
+        self.taken = np.zeros(self.law.batch_size, dtype=bool)
+        self.offset = self.last = self.successes = 0
+        self.over = self.wanted == 0
+
+    def take(self, first: np.ndarray) -> np.ndarray:
+        """The rows of a block that count, given the first that isolates each sample."""
+        first = np.where(self.taken, BLOCK, first)
         order = np.sort(first[first < BLOCK])
-        times = order + offset + 1
-        gaps = np.diff(times, prepend=last)
-        allowed = (gaps <= patience) & (times <= budget)
-        usable = int(allowed.size if allowed.all() else allowed.argmin())
-        usable = min(usable, wanted - successes)
+        times = order + self.offset + 1
+        gaps = np.diff(times, prepend=self.last)
+        allowed = (gaps <= self.patience) & (times <= self.budget)
+        usable = min(int(allowed.size if allowed.all() else allowed.argmin()), self.wanted - self.successes)
         if usable:
-            index = torch.from_numpy(order[:usable]).to(z.device)
-            found.append(z[index])
-            taken |= (found[-1] > -bias).any(0)
-            last = int(times[usable - 1])
-            successes += usable
-        offset += BLOCK
-        if usable < order.size or offset - last >= patience or offset >= budget:
-            break
-    tries = last if successes == wanted else min(last + patience, budget)
-    empty = torch.empty(0, known.batch_size, device=known.factor.device)
-    return Search(found=torch.cat(found) if found else empty, tries=tries)
+            self.taken |= first <= order[usable - 1]
+            self.last = int(times[usable - 1])
+            self.successes += usable
+        self.offset += BLOCK
+        barren = self.offset - self.last >= self.patience
+        self.over = self.successes == self.wanted or usable < order.size or barren or self.offset >= self.budget
+        return order[:usable]
+
+    @property
+    def result(self) -> Search:
+        """What was found, and at what cost."""
+        complete = self.successes == self.wanted
+        return Search(torch.cat(self.found), self.last if complete else min(self.last + self.patience, self.budget))
 
 
-def _first_successes(fired: Tensor, taken: Tensor) -> np.ndarray:
-    """For each sample not yet taken, the first row of the block that isolates it (BLOCK where none does)."""
-    isolated = isolation(fired)
-    rows = torch.arange(fired.shape[0], device=fired.device)
-    useful = isolated.isolates & ~taken[isolated.sample]
-    first = torch.full((fired.shape[1],), BLOCK, device=fired.device)
-    first.scatter_reduce_(0, isolated.sample, torch.where(useful, rows, BLOCK), "amin")
-    return first.cpu().numpy()
+def _first_alone(fired: Bool[Tensor, "g n b"]) -> np.ndarray:
+    """For each sample of each group, the first row of the block that fires for it alone (BLOCK where none does)."""
+    alone = fired & (fired.sum(-1, keepdim=True) == 1)
+    happens, row = alone.view(torch.uint8).max(1)
+    return torch.where(happens > 0, row, BLOCK).cpu().numpy()

@@ -4,6 +4,7 @@ Errata 2 and 3: a row has M entries and its count runs over the B samples; of th
 random quarter stays, everything else becomes zero; rows with no sample or with at least `cutoff` samples are left.
 """
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
@@ -71,11 +72,21 @@ def prune_rows_in_place(
     Rows with the same count are pruned together: there are at most `cutoff` − 1 such groups, however many rows.
     Memory: a few blocks of `ENTRIES_AT_A_TIME`.
     """
+    if _in_one_launch(gradient, counts, generator, settings):
+        return
     seed = random_integer(generator)
     if gradient.device.type == "cpu":
         _prune_on_cpu(gradient, counts, seed, settings)
     else:
-        _prune_on_accelerator(gradient, counts, seed, settings)
+        prune_by_sorting(gradient, counts, seed, settings)
+
+
+def prune_by_outputs(
+    gradient: Float[Tensor, "n m"], outputs: Float[Tensor, "b n"], generator: Draws, settings: AGGP
+) -> None:
+    """Prune in place, counting for each row the samples whose output is above zero."""
+    if not _in_one_launch(gradient, outputs, generator, settings):
+        prune_rows_in_place(gradient, (outputs > 0).sum(0), generator, settings)
 
 
 def _prune_on_cpu(gradient: Tensor, counts: Tensor, seed: int, settings: AGGP) -> None:
@@ -111,23 +122,44 @@ def _prune_on_cpu(gradient: Tensor, counts: Tensor, seed: int, settings: AGGP) -
 
 
 @cache
-def _quotas(settings: AGGP, features: int, device: str) -> tuple[Tensor, Tensor]:
+def _quotas(settings: AGGP, features: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """For every count: how many entries are large, and how many of them stay."""
     pairs = [(0, 0)] + [
         (int(keep_share(a, settings) * features), kept_entries(a, features, settings))
         for a in range(1, settings.cutoff)
     ]
-    largest, kept = torch.tensor(pairs, device=device).T
+    largest, kept = torch.tensor(pairs, device=device).T.contiguous()
     return largest, kept
 
 
-def _prune_on_accelerator(gradient: Tensor, counts: Tensor, seed: int, settings: AGGP) -> None:
+def _in_one_launch(gradient: Tensor, seen: Tensor, generator: Draws, settings: AGGP) -> bool:
+    """Prune by a kernel of our own, on an NVIDIA GPU where Triton is there."""
+    if not gradient.is_cuda or (kernel := _kernel()) is None:
+        return False
+    plain = gradient.dtype in (torch.float32, torch.float16, torch.bfloat16)
+    if not plain or not gradient.is_contiguous() or not seen.is_contiguous():
+        return False
+    largest, kept = _quotas(settings, gradient.shape[1], gradient.device)
+    kernel(gradient, seen, largest, kept, random_integer(generator) % 2**62, settings.cutoff)
+    return True
+
+
+@cache
+def _kernel() -> Callable[..., None] | None:
+    try:
+        from qbi.defences.aggp_kernel import prune
+    except ImportError:
+        return None
+    return prune
+
+
+def prune_by_sorting(gradient: Tensor, counts: Tensor, seed: int, settings: AGGP) -> None:
     """Sort the few pruned rows whole, once by size and once by lot: one transfer to the host a call, whatever the counts."""
     chosen = ((counts > 0) & (counts < settings.cutoff)).nonzero()[:, 0]
     if len(chosen) == 0:
         return
     features = gradient.shape[1]
-    largest, kept = _quotas(settings, features, str(gradient.device))
+    largest, kept = _quotas(settings, features, gradient.device)
     draws = torch.Generator(gradient.device).manual_seed(seed % 2**63)
     for rows in chosen.split(max(1, SORTED_AT_A_TIME // features)):
         values, count = gradient[rows], counts[rows, None]

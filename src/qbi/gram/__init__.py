@@ -8,7 +8,8 @@ from qbi.gram.rows import (
     fire_probability,
     gram,
     law,
+    laws,
     lift,
 )
 
-__all__ = ["CHUNK", "Conditional", "Law", "condition", "fire_probability", "gram", "law", "lift"]
+__all__ = ["CHUNK", "Conditional", "Law", "condition", "fire_probability", "gram", "law", "laws", "lift"]

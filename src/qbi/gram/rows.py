@@ -7,6 +7,7 @@ of the *signs* of Xw + b can be answered with B numbers a row instead of M: exac
 Memory: O(B²) beyond the data for a Gram matrix, whatever M; O(draws·B) for draws; N×M only in `lift`.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,20 +19,28 @@ from qbi.errors import BadValue
 CHUNK = 16_384
 """Columns of X that are widened to float64 at a time."""
 
+CHUNK_ON_GPU = 65_536
+"""The same on an accelerator, where launching work takes as long as doing it."""
+
 RANK_TOLERANCE = 1e-10
 """Eigenvalues below this share of the largest belong to repeated or dependent samples."""
 
 
 def gram(
-    x: Float[Tensor, "a m"], y: Float[Tensor, "b m"] | None = None, *, chunk: int = CHUNK
+    x: Float[Tensor, "a m"], y: Float[Tensor, "b m"] | None = None, *, chunk: int | None = None
 ) -> Float64[Tensor, "a b"]:
     """XYᵀ (XXᵀ without `y`), summed in float64 over chunks of columns."""
     total = x.new_zeros((x.shape[0], (x if y is None else y).shape[0]), dtype=torch.float64)
-    for start in range(0, x.shape[1], chunk):
-        left = x[:, start : start + chunk].double()
-        right = left if y is None else y[:, start : start + chunk].double()
+    for columns in _chunks(x, chunk):
+        left = x[:, columns].double()
+        right = left if y is None else y[:, columns].double()
         total.addmm_(left, right.T)
     return total
+
+
+def _chunks(x: Tensor, chunk: int | None) -> list[slice]:
+    size = chunk or (CHUNK if x.device.type == "cpu" else CHUNK_ON_GPU)
+    return [slice(start, start + size) for start in range(0, x.shape[1], size)]
 
 
 @dataclass(frozen=True)
@@ -71,12 +80,25 @@ def law(matrix: Float64[Tensor, "b b"]) -> Law:
     Repeated samples, or more samples than features, make G singular. Then the factor has the rank of G; no jitter is
     added, which would change the law.
     """
+    return laws([matrix])[0]
+
+
+def laws(matrices: Sequence[Float64[Tensor, "b b"]]) -> list[Law]:
+    """Factor several Gram matrices of the same size; an accelerator is asked only once whether all are regular."""
+    stacked = torch.stack(list(matrices))
+    factors, failed = torch.linalg.cholesky_ex(stacked)
+    pivots = factors.diagonal(dim1=1, dim2=2).square().amin(1)
+    # A value that is no number makes a pivot that is none, and that is greater than nothing.
+    regular = (failed == 0) & (pivots > RANK_TOLERANCE * stacked.diagonal(dim1=1, dim2=2).amax(1))
+    return [
+        Law(factor, triangular=True) if fine else _singular(matrix)
+        for factor, fine, matrix in zip(factors, regular.tolist(), matrices, strict=True)
+    ]
+
+
+def _singular(matrix: Float64[Tensor, "b b"]) -> Law:
     if not bool(torch.isfinite(matrix).all()):
         raise BadValue("Gram matrix: it has non-finite entries; the data contain NaN or infinite values.")
-    factor, failed = torch.linalg.cholesky_ex(matrix)
-    pivots = factor.diagonal().square()
-    if not bool(failed) and bool(pivots.min() > RANK_TOLERANCE * matrix.diagonal().max()):
-        return Law(factor=factor, triangular=True)
     values, vectors = torch.linalg.eigh(matrix)
     keep = values > RANK_TOLERANCE * values[-1].clamp_min(torch.finfo(torch.float64).tiny)
     return Law(factor=vectors[:, keep] * values[keep].sqrt(), triangular=False)
@@ -109,7 +131,7 @@ def lift(
     generator: torch.Generator,
     *,
     out: Float[Tensor, "n m"] | None = None,
-    chunk: int = CHUNK,
+    chunk: int | None = None,
 ) -> Float[Tensor, "n m"]:
     """Draw rows w with exactly the law of N(0, I_M) given Xw = z: w = v + XᵀG⁻¹(z − Xv), v ~ N(0, I_M).
 
@@ -118,12 +140,10 @@ def lift(
     rows = x.new_empty((z.shape[0], x.shape[1])) if out is None else out
     rows.normal_(generator=generator)
     achieved = z.new_zeros(z.shape, dtype=torch.float64)
-    for start in range(0, x.shape[1], chunk):
-        columns = slice(start, start + chunk)
+    for columns in _chunks(x, chunk):
         achieved += (rows[:, columns] @ x[:, columns].T).double()
     coefficients = known.solve(z.double() - achieved).to(x.dtype)
-    for start in range(0, x.shape[1], chunk):
-        columns = slice(start, start + chunk)
+    for columns in _chunks(x, chunk):
         rows[:, columns].addmm_(coefficients, x[:, columns])
     return rows
 
