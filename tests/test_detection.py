@@ -14,7 +14,7 @@ from qbi.data.images import normalised
 from qbi.data.photos import synthetic_photos
 from qbi.detection import inspect_parameters, layer_dsnr, row_dsnr
 from qbi.detection.parameters import model_suspicion
-from qbi.experiments.calibrate import Judged, crafted_models, roc
+from qbi.experiments.calibrate import Judged, answers, crafted_models, roc
 from qbi.federation import client_step
 from qbi.federation.exposed import exposed_step
 from qbi.models import image_cnn
@@ -232,3 +232,24 @@ def test_a_server_that_knows_the_detectors_passes_them_and_reads():
     arrived = model[1](x.flatten(1)).detach()
     read = read_rows(model[2].weight.grad, model[2].bias.grad).samples
     assert match(read, arrived, data_range=1.2)[FAITHFUL].recall > 0.6
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-19, 1.0, 1e19, 1e30])
+def test_rows_of_any_size_are_judged_alike(scale):
+    """Squares of 1e19 leave float32; a row's size must not hide it all the same."""
+    draws = generator(0, "sizes")
+    weight, bias = torch.randn(40, 64, generator=draws), torch.full((40,), -20.0)
+    found = inspect_parameters({"fc.weight": weight * scale, "fc.bias": bias * scale})
+    assert [(s.detector, len(s.rows)) for s in found] == [("negative bias", 40)]
+
+
+def test_servers_that_know_the_detectors(cifar):
+    """What is documented as a miss is one: below every bound, and most of a batch is read."""
+    found = {a.name: a for a in answers(cifar, 0)}
+    assert found["QBI as it is"].judged.strength > 1
+    missed = found["what arrives scaled by 0.3, rows divided by 0.3"]
+    assert missed.judged.strength < 1
+    assert missed.recall == found["QBI as it is"].recall > 0.6
+    moved = found["the threshold moved into what arrives"]
+    assert moved.judged.strength < 1
+    assert moved.recall > 0.4

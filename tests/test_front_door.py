@@ -131,8 +131,8 @@ def test_public_examples_run():
         assert ">>>" in (found.__doc__ or "") or name in ("Knowledge", "Reading"), name
     failed = attempted = 0
     for info in pkgutil.walk_packages(qbi.__path__, "qbi."):
-        if "integrations" in info.name or info.name == "qbi.__main__":
-            continue
+        if "integrations" in info.name or info.name in ("qbi.__main__", "qbi.defences.aggp_kernel"):
+            continue  # the last needs a GPU
         module = importlib.import_module(info.name)
         torch.manual_seed(0)
         result = doctest.testmod(

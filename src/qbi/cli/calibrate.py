@@ -37,26 +37,27 @@ def calibrate(
             checked_device(device),
             lambda done, total: bar.update(bar.task_ids[0], completed=done, total=total),
         )
-    document = to_json(
-        {
-            "data": photos.name,
-            "bounds": dict(found.bounds),
-            "false_positive_rate": found.false_positive_rate,
-            "found": found.found,
-            "benign": [asdict(m) | {"suspicion": dict(m.suspicion)} for m in found.benign],
-            "crafted": [asdict(m) | {"suspicion": dict(m.suspicion)} for m in found.crafted],
-        }
-    )
+    summary = found.summary()
+    groups = {"benign": found.benign, "held_out": found.held_out, "crafted": found.crafted}
+    models = {group: [asdict(m) | {"suspicion": dict(m.suspicion)} for m in judged] for group, judged in groups.items()}
+    document = to_json({"data": photos.name, "bounds": dict(found.bounds), "summary": summary, "models": models})
     write_atomically(out / "calibrate.json", document)
     picture = roc_picture(found.curves(), [m.strength for m in found.benign], [m.strength for m in found.crafted])
     write_atomically(out / "roc.png", picture)
     if json:
         typer.echo(document, nl=False)
         return
-    console.print(
-        f"{len(found.benign)} benign models, {100 * found.false_positive_rate:.1f} % reported; "
-        f"{len(found.crafted)} crafted models, {100 * found.found:.1f} % found."
-    )
-    for model in [m for m in found.benign if m.strength > 1] + [m for m in found.crafted if m.strength <= 1]:
-        console.print(f"  wrong: {model.family}, {model.variant}: {model.strength:.2f}")
+    for title, key in (("benign models that the bounds were set on", "benign"), ("other benign models", "held_out")):
+        reported = [m for m in groups[key] if m.strength > 1]
+        console.print(f"{len(reported)} of {len(groups[key])} {title} are reported.")
+        for model in reported:
+            console.print(f"  reported: {model.family}, {model.variant}: {model.strength:.2f}")
+    missed = [m for m in found.crafted if m.strength <= 1]
+    console.print(f"{len(found.crafted) - len(missed)} of {len(found.crafted)} crafted models are found.")
+    for model in missed:
+        console.print(f"  missed: {model.family}, {model.variant}: {model.strength:.2f}")
+    console.print("Servers that know the detectors:")
+    for answer in found.answers:
+        verdict = "found" if answer.judged.strength > 1 else "missed"
+        console.print(f"  {verdict}: {answer.name}; it reads {100 * answer.recall:.0f} % of a batch of 20")
     console.print(f"ROC: {out / 'roc.png'}   JSON: {out / 'calibrate.json'}")

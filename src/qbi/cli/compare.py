@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def compare(
     attacks: Annotated[str, typer.Option(help="Comma-separated, or all.")] = "all",
-    defences: Annotated[str, typer.Option(help="Comma-separated, or all (dp-sgd only with its extra).")] = "all",
+    defences: Annotated[str, typer.Option(help="Comma-separated, or all.")] = "all",
     batch_sizes: Annotated[str, typer.Option(help="Comma-separated.")] = "20,64",
     neurons: Annotated[int, typer.Option(min=2, help="Neurons of the attacked layer.")] = 200,
     batches: Annotated[int, typer.Option(min=1, help="Batches a pair is averaged over.")] = 3,

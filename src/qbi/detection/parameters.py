@@ -95,11 +95,17 @@ def suspicion(detector: str, scores: Tensor) -> Tensor:
 
 def _scores(state: Mapping[str, Tensor]) -> Iterator[tuple[str, dict[str, Tensor]]]:
     for layer, rows, bias in linear_rows(state):
-        yield layer, _linear_signs(rows.float(), None if bias is None else bias.float())
+        # Rows of size one: squares of very large or very small weights leave float32.
+        size = rows.abs().amax(1).clamp_min(torch.finfo(rows.dtype).tiny)
+        yield layer, _linear_signs((rows / size[:, None]).float(), None if bias is None else _scaled(bias, size))
     for name, weight in state.items():
         if name.endswith("weight") and weight.is_floating_point() and weight.dim() in (3, 4, 5):
             layer = name.removesuffix(".weight") if name != "weight" else "model"
             yield layer, {"identity kernels": transmit_scores(weight.float())}
+
+
+def _scaled(bias: Tensor, size: Tensor) -> Tensor:
+    return (bias / size).float() if bias.shape == size.shape else bias.float()
 
 
 def _linear_signs(weight: Float[Tensor, "n m"], bias: Tensor | None) -> dict[str, Tensor]:
