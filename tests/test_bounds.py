@@ -12,7 +12,7 @@ from qbi.data.images import denormalised, normalised, unit_pixels
 from qbi.data.photos import synthetic_photos
 from qbi.defences.budget.goal import Budget
 from qbi.defences.budget.step import Bounded
-from qbi.experiments.compare.judging import CLASSES, LAYER, Domain, Setting, _mounted, _united
+from qbi.experiments.compare.judging import CLASSES, Domain, Setting, _mounted, _united
 from qbi.randomness import generator
 from qbi.theory import guarantees
 from qbi.theory.guarantees import Prior, most_likely_guess
@@ -44,7 +44,7 @@ def attacked(key, budget, rounds):
     sent = _mounted(attack, x, flat(feed(data, torch.arange(100, 400))), Setting(neurons=ROWS), (key, "bounds"))
     draws = generator(0, "bounds", key, rounds)
     step = Bounded(budget)
-    updates = [step.take(sent.model, x, y, draws, layers=[LAYER]).update for _ in range(rounds)]
+    updates = [step.update(sent.model, x, y, draws) for _ in range(rounds)]
     found = sent.read(_united(updates)).samples
     pixels = found if attack.domain is Domain.UNIT else flat(denormalised(data, found))
     return errors(pixels, unit_pixels(data, chosen)), len(found) + 1

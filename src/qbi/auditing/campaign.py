@@ -6,14 +6,17 @@ from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from qbi.attacks import Attack, Carried, Knowledge, Mounted
 from qbi.attacks.mounting import as_it_is, with_attack, write
 from qbi.auditing.client import Client
 from qbi.auditing.result import AttackOutcome
 from qbi.auditing.samples import Samples
+from qbi.auditing.shortcut import Shortcuts
 from qbi.auditing.survey import Finding, Untested
 from qbi.auditing.trial import Answer, Trial, chosen_batch, read_answer, take_answer
+from qbi.calling import call_with
 from qbi.carrier import Normalised, flat
 from qbi.defences import StepDefence
 from qbi.errors import BadValue, CannotMount, CannotRead, DataError
@@ -24,6 +27,12 @@ from qbi.randomness import generator
 
 GAINS = (1.0, 0.01, 100.0)
 """Joint scales of weights and bias that are tried, in units of 1/√M, the usual one first."""
+
+FEW = 32
+"""Samples of the domain from which a server knows how large values are; and auxiliary samples in a first look."""
+
+AT_A_TIME = 16
+"""Samples that are run at a time to see what arrives at a layer."""
 
 MOST_PREDICTED = 1024
 """Samples or positions of a batch up to which its Gram matrix is formed."""
@@ -52,6 +61,10 @@ class Campaign:
     device: str
     auxiliary: Samples | None
     settings: Mapping[str, float]
+    shortcuts: Shortcuts = field(default_factory=Shortcuts, repr=False)
+    brief: bool = False
+    """Whether this is a first look, for which a few samples of the domain are enough."""
+    _arrived: dict[tuple[object, ...], Tensor] = field(default_factory=dict, repr=False)
 
     def on_the_model_as_it_is(self, attack: type[Attack], findings: Sequence[Finding]) -> Iterator[Attempt | Untested]:
         """An attack that crafts nothing, on every layer with a bias; layers that give nothing are left out but the first."""
@@ -98,8 +111,9 @@ class Campaign:
     def mounted(self, attack: type[Attack], finding: Finding) -> Mounted:
         """The attack prepared for a layer, with the statistics and samples of the domain that it asks for."""
         assert finding.carried is not None
-        some = torch.arange(min(64, len(self.samples)))
-        carried = finding.carried.placed_for(attack.domain, self.arrivals(finding.carried, self.samples, some))
+        source, order = self._others()
+        some = order[:FEW] if len(order) >= 2 else torch.arange(min(FEW, len(self.samples)))
+        carried = finding.carried.placed_for(attack.domain, self.arrivals(finding.carried, source, some))
         blank = Knowledge(
             self.client.batch_size * carried.carrier.tokens,
             finding.target.neurons,
@@ -118,14 +132,10 @@ class Campaign:
         needed, useful = attack.auxiliary_needed(knowledge), attack.auxiliary_useful(knowledge)
         if useful == 0:
             return None
-        if self.auxiliary is not None:
-            source, order = self.auxiliary, torch.arange(len(self.auxiliary))
-        else:
-            used = torch.zeros(len(self.samples), dtype=torch.bool)
-            for number in range(self.batches):
-                used[chosen_batch(self.samples, self.client, self.seed, number)] = True
-            source, order = self.samples, (~used).nonzero()[:, 0]
+        source, order = self._others()
         tokens = carried.carrier.tokens
+        if self.brief:
+            useful = max(needed, min(useful, FEW * tokens))
         if len(order) * tokens < needed:
             raise DataError(
                 f"{attack.name}: {len(order)} samples are left as auxiliary data beside the batches, but it needs one for each "
@@ -135,6 +145,15 @@ class Campaign:
             return None
         return self.arrivals(carried, source, order[: -(-useful // tokens)])[:useful]
 
+    def _others(self) -> tuple[Samples, Tensor]:
+        """Samples of the domain that are in no batch."""
+        if self.auxiliary is not None:
+            return self.auxiliary, torch.arange(len(self.auxiliary))
+        used = torch.zeros(len(self.samples), dtype=torch.bool)
+        for number in range(self.batches):
+            used[chosen_batch(self.samples, self.client, self.seed, number)] = True
+        return self.samples, (~used).nonzero()[:, 0]
+
     def arrivals(self, carried: Carried, source: Samples, chosen: Tensor) -> Tensor:
         """What some samples are when they reach the layer."""
         carrier = carried.carrier
@@ -143,18 +162,30 @@ class Campaign:
             assert carrier.places is not None
             values = flat(source.inputs[carrier.source][chosen])[:, carrier.places[0]].to(self.device)
             return (values - carrier.centre) / carrier.spread_of_values
-        parts = []
-        for block in chosen.split(64):
-            inputs, _ = source.batch(block if len(block) > 1 else block.repeat(2), self.device)
-            parts.append(carrier.arrived(observe(carried.model, carried.layer, inputs).features))
-        return torch.cat(parts)
+        # Attacks on a layer find the same way to it.
+        key = (id(carried.model), carried.layer, id(source), *chosen.tolist())
+        if key not in self._arrived:
+            parts = []
+            for block in chosen.split(AT_A_TIME):
+                inputs, _ = source.batch(block if len(block) > 1 else block.repeat(2), self.device)
+                parts.append(observe(carried.model, carried.layer, inputs).features)
+            self._arrived[key] = torch.cat(parts)
+        return carrier.arrived(self._arrived[key])
 
     def bounded(self, mounted: Mounted, answer: Answer, defence: StepDefence, seed: int) -> Answer:
         """The same answer with a defence that works inside the step."""
         inputs, targets = self.samples.batch(answer.chosen, self.device)
         draws = generator(seed, "defence", defence.name, device=self.device)
-        step = defence.take(mounted.model, inputs, targets, draws, layers=[mounted.layer], loss=self.loss, seed=seed)
-        return replace(answer, step=step)
+        update = defence.update(mounted.model, inputs, targets, draws, loss=self.loss, seed=seed)
+        return replace(answer, step=replace(answer.step, update=update))
+
+    def operations(self) -> float:
+        """Multiplications and additions of one batch's way through the model, from that of two samples."""
+        probe = tuple(part[:2].to(self.device) for part in self.samples.inputs)
+        own = {name: b.clone() for name, b in self.model.named_buffers()}
+        with FlopCounterMode(display=False) as counter, torch.no_grad(), torch.random.fork_rng(devices=[]):
+            call_with(self.model, own, probe)
+        return float(counter.get_total_flops()) / 2 * self.client.batch_size
 
     def write(self, mounted: Mounted, number: int, gain: float) -> None:
         """Fresh rows for one batch."""
@@ -172,6 +203,7 @@ class Campaign:
             seed=self.seed,
             number=number,
             device=self.device,
+            shortcuts=self.shortcuts,
         )
 
     def read(self, mounted: Mounted, answer: Answer) -> Trial:

@@ -19,6 +19,9 @@ TRIED = (NO_DEFENCE, BUDGET, "row-noise-3", "top-10", "auto", "aggp-no-bias", "a
 """The one that holds against every server first; the others in the order of what they withstand here (docs/defences.md)."""
 
 MOST_BATCHES = 3
+HEAVY = 2e11
+"""Operations of a forward pass on one batch above which defences that need every sample's own gradient meet the strongest attack only, once."""
+
 ALIKE = 0.15
 """Defences that leave as much as the best one within this do alike here; of them the one that withstands most elsewhere is advised."""
 
@@ -29,17 +32,19 @@ WORTH_IT = 0.1
 def defended(campaign: Campaign, attempts: Sequence[Attempt]) -> tuple[DefenceOutcome, ...]:
     """Attacks again, on the same batches, with each defence: what the one that reads most leaves with it."""
     defences: dict[str, Defence | StepDefence] = {key: DEFENCES[key] for key in TRIED}
+    heavy = campaign.operations() > HEAVY
+    times = [MOST_BATCHES if not heavy else 1 if attempt is attempts[0] else 0 for attempt in attempts]
     try:
-        each = [_shares(campaign, attempt, defences) for attempt in attempts]
+        each = [_shares(campaign, attempt, defences, often) for attempt, often in zip(attempts, times, strict=True)]
     except LeakRefused:
         # Samples that mix in the model cannot be told apart; the advice says what to change.
         del defences[BUDGET]
-        each = [_shares(campaign, attempt, defences) for attempt in attempts]
+        each = [_shares(campaign, attempt, defences, 0) for attempt in attempts]
     return tuple(
         DefenceOutcome(
-            defence.name,
+            defence.name + (", one batch" if heavy and isinstance(defence, StepDefence) else ""),
             defence.kind,
-            {t: max(shares[key][t] for shares in each) for t in THRESHOLDS},
+            {t: max(shares[key][t] for shares in each if key in shares) for t in THRESHOLDS},
             is_baseline=key == NO_DEFENCE,
         )
         for key, defence in defences.items()
@@ -47,9 +52,9 @@ def defended(campaign: Campaign, attempts: Sequence[Attempt]) -> tuple[DefenceOu
 
 
 def _shares(
-    campaign: Campaign, attempt: Attempt, defences: Mapping[str, Defence | StepDefence]
+    campaign: Campaign, attempt: Attempt, defences: Mapping[str, Defence | StepDefence], often: int
 ) -> dict[str, dict[Threshold, float]]:
-    """What one attack reads through each defence, as means over the batches."""
+    """What one attack reads through each defence, as means over the batches; those that work inside the step on `often` of them."""
     mounted = attempt.mounted
     found: dict[str, list[Trial]] = {key: [] for key in defences}
     for number in range(min(campaign.batches, MOST_BATCHES)):
@@ -57,6 +62,8 @@ def _shares(
             campaign.write(mounted, number, attempt.outcome.gain)
         answer = campaign.answer(mounted, number)
         for key, defence in defences.items():
+            if isinstance(defence, StepDefence) and number >= often:
+                continue
             seed = campaign.seed + number
             sent, after = (
                 (answer, defence)
@@ -66,7 +73,7 @@ def _shares(
             found[key].append(
                 read_answer(mounted, sent, campaign.samples, campaign.client, campaign.loss, defence=after, seed=seed)
             )
-    return {key: {t: _mean(trials, t) for t in THRESHOLDS} for key, trials in found.items()}
+    return {key: {t: _mean(trials, t) for t in THRESHOLDS} for key, trials in found.items() if trials}
 
 
 def _mean(trials: Sequence[Trial], threshold: Threshold) -> float:

@@ -199,7 +199,7 @@ def _briefly(
     campaign: Campaign, attacks: Sequence[type[Attack]], able: Sequence[Finding], say: Progress
 ) -> tuple[list[Finding], list[Attempt], list[Untested]]:
     """One attack on one batch of every layer; the one that gives most away gets the full treatment."""
-    brief = replace(campaign, batches=1)
+    brief = replace(campaign, batches=1, brief=True)
     attack = next((a for a in attacks if a.quick), attacks[0])
     tried: list[Attempt] = []
     untested: list[Untested] = []

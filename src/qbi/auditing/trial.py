@@ -10,12 +10,13 @@ from torch import Tensor, nn
 from qbi.attacks import Mounted, Reading
 from qbi.auditing.client import Client, Precision
 from qbi.auditing.samples import Samples
+from qbi.auditing.shortcut import Shortcuts
 from qbi.carrier import Normalised, flat
 from qbi.defences import Defence
 from qbi.errors import DataError
 from qbi.exposure import Observation, leakage, observe
 from qbi.federation.client import Loss
-from qbi.federation.exposed import ClientStep, exposed_step
+from qbi.federation.exposed import ClientStep
 from qbi.federation.local import local_update
 from qbi.metrics import THRESHOLDS, Recoveries, Threshold, match
 from qbi.randomness import generator
@@ -71,6 +72,7 @@ def take_answer(
     seed: int,
     number: int,
     device: str = "cpu",
+    shortcuts: Shortcuts | None = None,
 ) -> Answer:
     """The client's answer on a random batch, and what one layer saw of it."""
     chosen = chosen_batch(samples, client, seed, number)
@@ -83,7 +85,8 @@ def take_answer(
         ]
         update = local_update(model, batches, client.training, loss=loss, seed=seed + number)
         return Answer(chosen, inputs, ClientStep(update, ()), observe(model, layer, inputs, seed=seed + number))
-    step = exposed_step(model, inputs, targets, layers=[layer], loss=loss, seed=seed + number)
+    shortcuts = shortcuts or Shortcuts()
+    step = shortcuts.step(model, layer, inputs, targets, loss=loss, seed=seed + number)
     exposure = step.exposures[0]
     assert exposure.above is not None
     return Answer(chosen, inputs, step, Observation(exposure.inputs, exposure.above))

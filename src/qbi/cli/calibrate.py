@@ -1,5 +1,7 @@
 """`qbi calibrate`: how sure `qbi inspect` is."""
 
+import math
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -39,7 +41,9 @@ def calibrate(
         )
     summary = found.summary()
     groups = {"benign": found.benign, "held_out": found.held_out, "crafted": found.crafted}
-    models = {group: [asdict(m) | {"suspicion": dict(m.suspicion)} for m in judged] for group, judged in groups.items()}
+    models = {
+        group: [asdict(m) | {"suspicion": _finite(m.suspicion)} for m in judged] for group, judged in groups.items()
+    }
     document = to_json({"data": photos.name, "bounds": dict(found.bounds), "summary": summary, "models": models})
     write_atomically(out / "calibrate.json", document)
     picture = roc_picture(found.curves(), [m.strength for m in found.benign], [m.strength for m in found.crafted])
@@ -61,3 +65,8 @@ def calibrate(
         verdict = "found" if answer.judged.strength > 1 else "missed"
         console.print(f"  {verdict}: {answer.name}; it reads {100 * answer.recall:.0f} % of a batch of 20")
     console.print(f"ROC: {out / 'roc.png'}   JSON: {out / 'calibrate.json'}")
+
+
+def _finite(suspicion: Mapping[str, float]) -> dict[str, float | None]:
+    """Detectors that had nothing to judge have no value."""
+    return {name: value if math.isfinite(value) else None for name, value in suspicion.items()}

@@ -11,6 +11,7 @@ from qbi.exposure import Exposure
 from qbi.federation.client import Loss, default_loss
 from qbi.federation.exposed import ClientStep, exposed_step
 from qbi.randomness import Draws
+from qbi.records import Update
 
 Kind = Literal["formal", "heuristic"]
 
@@ -40,20 +41,19 @@ class Defence(Named, Protocol):
 
 @runtime_checkable
 class StepDefence(Named, Protocol):
-    """Changes the step itself, since it needs what an update no longer holds, such as each sample's own gradient."""
+    """Makes the update itself, since it needs what a finished one no longer holds, such as each sample's own gradient."""
 
-    def take(
+    def update(
         self,
         model: nn.Module,
         inputs: Tensor | tuple[Tensor, ...],
         targets: Tensor,
         generator: torch.Generator,
         *,
-        layers: Sequence[str] | None = None,
         loss: Loss = default_loss,
         seed: int = 0,
-    ) -> ClientStep:
-        """A protected client step."""
+    ) -> Update:
+        """What a client sends instead; the model is not changed."""
         ...
 
 
@@ -69,9 +69,10 @@ def protected_step(
     seed: int = 0,
 ) -> ClientStep:
     """A client's step with either kind of defence on."""
+    step = exposed_step(model, inputs, targets, layers=layers, loss=loss, seed=seed)
     if isinstance(defence, StepDefence):
-        return defence.take(model, inputs, targets, generator, layers=layers, loss=loss, seed=seed)
-    return defence.apply(exposed_step(model, inputs, targets, layers=layers, loss=loss, seed=seed), generator)
+        return replace(step, update=defence.update(model, inputs, targets, generator, loss=loss, seed=seed))
+    return defence.apply(step, generator)
 
 
 @dataclass(frozen=True)

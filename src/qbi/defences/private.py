@@ -6,7 +6,7 @@ buffers, the loss and the learning rate are not.
 """
 
 import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,11 +15,10 @@ from torch import Tensor, nn
 from qbi.defences.base import Kind
 from qbi.errors import BadValue, first_line
 from qbi.federation.client import Loss, client_batch, default_loss, run_model
-from qbi.federation.exposed import ClientStep, exposed_step
 from qbi.records import Update
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    pass
 
 
 @dataclass(frozen=True)
@@ -75,21 +74,6 @@ class DPSGD:
         accountant = RDPAccountant()
         accountant.history = [(self.noise, sample_rate, steps)]
         return Guarantee(float(accountant.get_epsilon(delta)), delta, scope)
-
-    def take(
-        self,
-        model: nn.Module,
-        inputs: Tensor | tuple[Tensor, ...],
-        targets: Tensor,
-        generator: torch.Generator,
-        *,
-        layers: "Sequence[str] | None" = None,
-        loss: Loss = default_loss,
-        seed: int = 0,
-    ) -> ClientStep:
-        """A client's step with its gradients replaced by private ones."""
-        step = exposed_step(model, inputs, targets, layers=layers, loss=loss, seed=seed)
-        return replace(step, update=self.update(model, inputs, targets, generator, loss=loss, seed=seed))
 
     def update(
         self,

@@ -1,6 +1,6 @@
 """One local step of a federated client: a forward and a backward pass on its private batch."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import torch
 from torch import Tensor, nn
@@ -43,7 +43,13 @@ def _first_tensor(out: object) -> Tensor:
 
 
 def client_step(
-    model: nn.Module, inputs: Tensor | tuple[Tensor, ...], targets: Tensor, *, loss: Loss = default_loss, seed: int = 0
+    model: nn.Module,
+    inputs: Tensor | tuple[Tensor, ...],
+    targets: Tensor,
+    *,
+    loss: Loss = default_loss,
+    seed: int = 0,
+    fixed: Collection[str] = (),
 ) -> Update:
     """FedSGD: the gradients of the loss on one batch, in train mode, and the buffers after the pass.
 
@@ -53,6 +59,7 @@ def client_step(
         targets: what the loss compares the outputs with.
         loss: a function of outputs and targets.
         seed: drives dropout and the like, apart from the global random state.
+        fixed: parameters of which no gradient is taken.
 
     Returns:
         What the client sends.
@@ -66,7 +73,7 @@ def client_step(
         raise BadValue(f"client step: {count} inputs but {len(targets)} targets; they must agree.")
     if count == 0:
         raise BadValue("client step: the batch is empty; give at least one sample.")
-    parameters = {name: p.detach().requires_grad_() for name, p in model.named_parameters()}
+    parameters = {name: p.detach().requires_grad_(name not in fixed) for name, p in model.named_parameters()}
     buffers = {name: b.detach().clone() for name, b in model.named_buffers()}
     was_training = model.training
     model.train()
@@ -77,10 +84,11 @@ def client_step(
             torch.manual_seed(seed)
             outputs = call_with(model, {**parameters, **buffers}, given)
             value = loss(_first_tensor(outputs), targets)
-        gradients = torch.autograd.grad(value, list(parameters.values()), allow_unused=True)
+        wanted = {name: p for name, p in parameters.items() if p.requires_grad}
+        gradients = torch.autograd.grad(value, list(wanted.values()), allow_unused=True)
     finally:
         model.train(was_training)
     if not bool(torch.isfinite(value)):
         raise BadValue(f"client step: the loss is {value.item()}; check the data and the model for NaN or overflow.")
-    named = {n: g for n, g in zip(parameters, gradients, strict=True) if g is not None}
+    named = {n: g for n, g in zip(wanted, gradients, strict=True) if g is not None}
     return Update(gradients=named, buffers=buffers, batch_size=count, loss=float(value.detach()))

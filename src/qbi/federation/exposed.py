@@ -1,6 +1,6 @@
 """A client's step that also records what only the client can know: each sample's share of every row."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor, nn
@@ -26,9 +26,10 @@ def exposed_step(
     layers: Sequence[str] | None = None,
     loss: Loss = default_loss,
     seed: int = 0,
+    fixed: Collection[str] = (),
 ) -> ClientStep:
-    """A FedSGD step with the exposure of the named linear layers (all with a bias, if none is named)."""
+    """A FedSGD step with the exposure of the named linear layers (all with a bias, if none is named), `fixed` parameters left out."""
     names = tuple(vulnerable_layers(model)) if layers is None else tuple(layers)
     with watched(model, names) as watch:
-        update = client_step(model, inputs, targets, loss=loss, seed=seed)
+        update = client_step(model, inputs, targets, loss=loss, seed=seed, fixed=fixed)
     return ClientStep(update=update, exposures=tuple(watch.exposure(name) for name in names))

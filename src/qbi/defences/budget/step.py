@@ -1,8 +1,7 @@
 """The budget as a defence among others: a client's step on a batch, its update bounded."""
 
 import copy
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +10,6 @@ from qbi.defences.base import Kind
 from qbi.defences.budget.clipping import Clipping
 from qbi.defences.budget.goal import Budget
 from qbi.federation.client import Loss, client_batch, default_loss, run_model
-from qbi.federation.exposed import ClientStep, exposed_step
 from qbi.randomness import Draws
 from qbi.records import Update
 
@@ -32,27 +30,12 @@ class Bounded:
         """It carries a proof, unless there is no noise."""
         return "formal" if self.budget.noise else "heuristic"
 
-    def take(
-        self,
-        model: nn.Module,
-        inputs: Tensor | tuple[Tensor, ...],
-        targets: Tensor,
-        generator: torch.Generator,
-        *,
-        layers: Sequence[str] | None = None,
-        loss: Loss = default_loss,
-        seed: int = 0,
-    ) -> ClientStep:
-        """A client's step whose update is bounded."""
-        step = exposed_step(model, inputs, targets, layers=layers, loss=loss, seed=seed)
-        return replace(step, update=self.update(model, inputs, targets, generator, loss=loss, seed=seed))
-
     def update(
         self,
         model: nn.Module,
         inputs: Tensor | tuple[Tensor, ...],
         targets: Tensor,
-        draws: Draws,
+        generator: Draws,
         *,
         loss: Loss = default_loss,
         seed: int = 0,
@@ -64,7 +47,7 @@ class Bounded:
         clipping = Clipping(
             self.budget.clip,
             gradients,
-            draws,
+            generator,
             self.budget.reduction,
             self.budget.accumulate,
             model=own,

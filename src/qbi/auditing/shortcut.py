@@ -1,0 +1,186 @@
+"""Steps of a client that do not run again what stands before the attacked layer.
+
+An audit takes many steps on the same few batches, and between them only the attacked layer and what stands behind it change. So what
+arrives at the layer is kept, modules before it return placeholders of the right shape, and gradients are taken from the layer on: the
+same numbers for less work. Whether a model allows it is found out by trying: with placeholders its outputs must be equal to the bit.
+Where they are not (a way around the layer, dropout on the way there and behind it), every step runs whole.
+"""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor, nn
+
+from qbi.calling import call_with
+from qbi.federation.client import Loss
+from qbi.federation.exposed import ClientStep, exposed_step
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """What one batch is when it reaches the layer."""
+
+    arrived: Tensor
+    shapes: dict[str, tuple[torch.Size, torch.dtype]]
+    buffers: dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """A batch that a model of certain parts is trained on."""
+
+    parts: tuple[str, ...]
+    seed: int
+    inputs: tuple[bytes, ...]
+
+
+@dataclass
+class Shortcuts:
+    """Everything that was kept in one audit; a few batches as they arrive, and no gradient."""
+
+    _before: dict[tuple[str, tuple[str, ...]], tuple[str, ...]] = field(default_factory=dict)
+    """The outermost modules that run before a layer, by the layer and the model's parts."""
+    _kept: dict[tuple[str, bytes, _Batch], _Kept | None] = field(default_factory=dict)
+
+    def step(
+        self, model: nn.Module, layer: str, inputs: tuple[Tensor, ...], targets: Tensor, *, loss: Loss, seed: int
+    ) -> ClientStep:
+        """`exposed_step` of one layer. Gradients of what stands before the layer may be missing."""
+        parts = tuple(name for name, _ in model.named_modules())
+        if (layer, parts) not in self._before:
+            self._before[layer, parts] = _modules_before(model, layer, inputs, seed)
+        before = self._before[layer, parts]
+        if not before:
+            return exposed_step(model, inputs, targets, layers=[layer], loss=loss, seed=seed)
+        batch = _Batch(parts, seed, tuple(_digest(part) for part in inputs))
+        key = (layer, _fingerprint(model, before), batch)
+        if key not in self._kept:
+            self._kept[key] = _keep(model, layer, before, inputs, seed, self._on_the_way(model, before, batch))
+        kept = self._kept[key]
+        if kept is None:
+            return exposed_step(model, inputs, targets, layers=[layer], loss=loss, seed=seed)
+        fixed = [n for n, _ in model.named_parameters() if n.startswith(tuple(f"{b}." for b in before))]
+        with _placeholders(model, layer, kept):
+            step = exposed_step(model, inputs, targets, layers=[layer], loss=loss, seed=seed, fixed=fixed)
+        return replace(step, update=replace(step.update, buffers={**step.update.buffers, **kept.buffers}))
+
+    def _on_the_way(self, model: nn.Module, before: Sequence[str], batch: _Batch) -> tuple[str, _Kept] | None:
+        """An earlier layer that the same batch has already been kept at."""
+        for (layer, fingerprint, other), kept in self._kept.items():
+            was_there = kept is not None and other == batch and layer in before
+            if was_there and fingerprint == _fingerprint(model, self._before[layer, batch.parts]):
+                assert kept is not None
+                return layer, kept
+        return None
+
+
+def _digest(values: Tensor) -> bytes:
+    raw = values.detach().contiguous().cpu().flatten().view(torch.uint8).numpy()
+    return hashlib.blake2b(raw.data, digest_size=16).digest()
+
+
+def _fingerprint(model: nn.Module, before: Sequence[str]) -> bytes:
+    state = (model.get_submodule(name).state_dict() for name in before)
+    return b"".join(_digest(value) for part in state for value in part.values())
+
+
+@contextmanager
+def _as_a_client(model: nn.Module, inputs: tuple[Tensor, ...], seed: int) -> Iterator[dict[str, Tensor]]:
+    """Train mode, the seed of a client's step, and buffers that are not the model's own."""
+    buffers = {n: b.detach().clone() for n, b in model.named_buffers()}
+    was_training = model.training
+    devices = [inputs[0].device] if inputs[0].device.type == "cuda" else []
+    try:
+        model.train()
+        with torch.no_grad(), torch.random.fork_rng(devices=devices):
+            torch.manual_seed(seed)
+            yield buffers
+    finally:
+        model.train(was_training)
+
+
+def _modules_before(model: nn.Module, layer: str, inputs: tuple[Tensor, ...], seed: int) -> tuple[str, ...]:
+    """The outermost modules all of whose calls end before the layer's only call; none where it is called more than once."""
+    names = {module: name for name, module in model.named_modules()}
+    calls: list[str] = []
+    hooks = [m.register_forward_hook(lambda m, _i, _o: calls.append(names[m])) for m in names]
+    try:
+        few = tuple(part[:2] for part in inputs)
+        with _as_a_client(model, few, seed) as buffers:
+            call_with(model, buffers, few)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if calls.count(layer) != 1:
+        return ()
+    here = calls.index(layer)
+    early = {n for n in calls[:here] if n not in calls[here:]}
+    # A part whose module stands under another name too may run again behind the layer.
+    times: dict[nn.Module, int] = {}
+    for _, module in model.named_modules(remove_duplicate=False):
+        times[module] = times.get(module, 0) + 1
+    early = {n for n in early if calls[:here].count(n) == 1 and times[model.get_submodule(n)] == 1}
+    outermost = [n for n in calls[:here] if n in early and not any(n.startswith(f"{other}.") for other in early)]
+    return tuple(outermost)
+
+
+def _keep(
+    model: nn.Module,
+    layer: str,
+    before: Sequence[str],
+    inputs: tuple[Tensor, ...],
+    seed: int,
+    known: tuple[str, _Kept] | None,
+) -> _Kept | None:
+    """Run a batch whole, or from a layer it is known to arrive at; keep what arrives; see whether placeholders give the same outputs."""
+    shapes: dict[str, tuple[torch.Size, torch.dtype]] = {}
+    arrived: list[Tensor] = []
+
+    def note(name: str, out: object) -> None:
+        if isinstance(out, Tensor):
+            shapes[name] = out.shape, out.dtype
+
+    hooks = [
+        model.get_submodule(name).register_forward_hook(lambda _m, _i, out, name=name: note(name, out))
+        for name in before
+    ]
+    hooks.append(
+        model.get_submodule(layer).register_forward_pre_hook(lambda _m, given: arrived.append(given[0].detach()))
+    )
+    start = nullcontext() if known is None else _placeholders(model, *known)
+    try:
+        with start, _as_a_client(model, inputs, seed) as buffers:
+            whole = call_with(model, buffers, inputs)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    buffers |= {} if known is None else known[1].buffers
+    moved = {n: b for n, b in buffers.items() if n.startswith(tuple(f"{name}." for name in shapes))}
+    kept = _Kept(arrived[0].clone(), shapes, moved)
+    try:
+        with _placeholders(model, layer, kept), _as_a_client(model, inputs, seed) as buffers:
+            short = call_with(model, buffers, inputs)
+    except (RuntimeError, ValueError, TypeError, IndexError):
+        return None
+    same = isinstance(whole, Tensor) and isinstance(short, Tensor) and torch.equal(whole, short)
+    return kept if same else None
+
+
+@contextmanager
+def _placeholders(model: nn.Module, layer: str, kept: _Kept) -> Iterator[None]:
+    """Modules before the layer return nothing of use, and the layer gets what was kept."""
+    device = kept.arrived.device
+    replaced = [(model.get_submodule(name), shape, kind) for name, (shape, kind) in kept.shapes.items()]
+    for module, shape, kind in replaced:
+        blank = torch.zeros((), dtype=kind, device=device).expand(shape)
+        module.forward = lambda *_given, blank=blank, **_named: blank  # type: ignore[method-assign]
+    hook = model.get_submodule(layer).register_forward_pre_hook(lambda _m, given: (kept.arrived, *given[1:]))
+    try:
+        yield
+    finally:
+        hook.remove()
+        for module, _, _ in replaced:
+            del module.forward
