@@ -64,31 +64,42 @@ def squares(gradients: Weights) -> Tensor:
 def _pair_norms(
     call: Call, places: Sequence[Place], names: Sequence[str], samples: int
 ) -> tuple[Tensor, Weights | None]:
-    into, back = _pairs(call, places, samples)
-    groups, wide, positions, high = into.shape[1], into.shape[2], into.shape[3], back.shape[2]
-    total, found = into.new_zeros(samples), {}
-    if "bias" in names:
-        found["bias"] = back.sum(3).flatten(1)
-        total += found["bias"].square().sum(1)
-    if "weight" not in names:
-        return total, found
-    if positions == 1:
-        return total + (into.square().sum((2, 3)) * back.square().sum((2, 3))).sum(1), None
-    slack = _slack(into.square().sum((1, 2, 3)), back.square().sum((1, 2, 3)), wide + high)
-    if positions * (wide + high) <= wide * high:
-        total += slack
-        for chosen in torch.arange(samples, device=into.device).split(max(1, MOST_VALUES // (groups * positions**2))):
-            a, g = into[chosen], back[chosen]
+    """A number of samples at a time: patches of a convolution are many times what came in."""
+    module = call.module
+    back = _split(call.gradients[0], places[len(leaves(call.given))], samples, call)
+    into = _split(leaves(call.given)[0].to(back.dtype), places[0], samples, call)
+    groups, wide, high, positions = _sizes(module, back)
+    by_products = positions * (wide + high) <= wide * high
+    each = groups * (positions * (wide + high) + (positions**2 if by_products else wide * high))
+    kept = "weight" not in names or (not by_products and samples * groups * wide * high <= MOST_VALUES)
+    total, found = back.new_zeros(samples, dtype=torch.float32), list[Weights]()
+    for chosen in torch.arange(samples, device=back.device).split(max(1, MOST_VALUES // each)):
+        a, g = _as_pairs(module, into[chosen], back[chosen])
+        part: Weights = {}
+        if "bias" in names:
+            part["bias"] = g.sum(3).flatten(1)
+        if "weight" in names and positions == 1:
+            total[chosen] += (a.square().sum((2, 3)) * g.square().sum((2, 3))).sum(1)
+        elif "weight" in names and by_products:
             total[chosen] += ((a.mT @ a) * (g.mT @ g)).sum((1, 2, 3)).clamp_min(0)
-        return total, None
-    chunks = torch.arange(samples, device=into.device).split(max(1, MOST_VALUES // (groups * wide * high)))
-    if len(chunks) > 1:
-        total += slack
-        for chosen in chunks:
-            total[chosen] += (back[chosen] @ into[chosen].mT).square().sum((1, 2, 3))
-        return total, None
-    each = (back @ into.mT).reshape(samples, *call.module.get_parameter("weight").shape)
-    return total + each.flatten(1).square().sum(1), {**found, "weight": each}
+        elif "weight" in names:
+            part["weight"] = (g @ a.mT).reshape(len(chosen), *module.get_parameter("weight").shape)
+        if part:
+            total[chosen] += squares(part)
+        if positions > 1 and not kept:
+            total[chosen] += _slack(a.square().sum((1, 2, 3)), g.square().sum((1, 2, 3)), wide + high)
+        if kept:
+            found.append(part)
+    return total, {n: torch.cat([part[n] for part in found]) for n in found[0]} if kept else None
+
+
+def _sizes(module: nn.Module, back: Tensor) -> tuple[int, int, int, int]:
+    """Groups, values that come into a product and that come back to it, and products for each sample."""
+    if isinstance(module, nn.Linear):
+        return 1, module.in_features, module.out_features, back[0].numel() // module.out_features
+    assert isinstance(module, Convolution)
+    wide = module.in_channels // module.groups * math.prod(module.kernel_size)
+    return module.groups, wide, module.out_channels // module.groups, back[0].numel() // module.out_channels
 
 
 def _slack(into: Tensor, back: Tensor, terms: int) -> Tensor:
@@ -113,11 +124,9 @@ def _lookup_norms(call: Call, module: nn.Embedding, places: Sequence[Place], sam
     return total + _slack(torch.full_like(total, index.shape[1]), back.square().sum((1, 2)), back.shape[2])
 
 
-def _pairs(call: Call, places: Sequence[Place], samples: int) -> tuple[Tensor, Tensor]:
+def _as_pairs(module: nn.Module, into: Tensor, back: Tensor) -> tuple[Tensor, Tensor]:
     """What came in and what came back as (samples, groups, values, positions)."""
-    module, came_in = call.module, leaves(call.given)[0]
-    back = _split(call.gradients[0], places[len(leaves(call.given))], samples, call)
-    into = _split(came_in.to(back.dtype), places[0], samples, call)
+    samples = len(back)
     if isinstance(module, nn.Linear):
         flat_in, flat_back = into.reshape(samples, 1, -1, into.shape[-1]), back.reshape(samples, 1, -1, back.shape[-1])
         return flat_in.float().mT, flat_back.float().mT
