@@ -3,6 +3,11 @@
 python docs/measure.py best-case --data cifar-10-python.tar.gz
 python docs/measure.py policies --data cifar-10-python.tar.gz
 python docs/measure.py overhead
+python docs/measure.py detection --data cifar-10-python.tar.gz
+python docs/measure.py audit
+python docs/measure.py training --data cifar-10-python.tar.gz
+
+What `qbi bench`, `compare` and `reproduce` write is kept beside them as it is, values rounded.
 """
 
 import argparse
@@ -11,6 +16,9 @@ import resource
 import statistics
 import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from datetime import date
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -18,20 +26,27 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+import qbi
 from qbi.attacks.best_case import BestCase
 from qbi.carrier import flat
 from qbi.data.images import normalised, unit_pixels
 from qbi.data.open import open_images
 from qbi.defences import AmbientGuard
 from qbi.errors import QbiError
+from qbi.experiments.calibrate import HELD_OUT_SEEDS, answers
+from qbi.experiments.calibrate.judging import benign_models
+from qbi.experiments.calibrate.models import HELD_OUT_OPTIMISERS, held_out_architectures
 from qbi.experiments.frontier import Quickstart
+from qbi.experiments.reproduce.training import full_form
 from qbi.files import to_json, write_atomically
 from qbi.metrics import CLEAR, RECOGNISABLE
+from qbi.models import image_cnn
 from qbi.randomness import generator
 from qbi.theory import guarantees
 from qbi.theory.guarantees import Prior, most_likely_guess
 
 HERE = Path(__file__).parent / "data"
+TRAINING = Path(__file__).parent.parent / "src/qbi/experiments/reproduce/published/training_full.json"
 
 
 def best_case(data: str) -> dict[str, Any]:
@@ -158,14 +173,104 @@ def _timed(model: nn.Module, x: Tensor, y: Tensor, policy: str) -> float:
     return statistics.median(seconds[3:])
 
 
+def detection(data: str) -> dict[str, Any]:
+    """`inspect` on benign models that no bound was set on, and against servers that know it."""
+    images = open_images(data, size=32, count=6000, seed=0)
+    kinds = held_out_architectures(images.shape)
+    judged = [model for model, _ in benign_models(images, kinds, HELD_OUT_OPTIMISERS, HELD_OUT_SEEDS, 10)]
+    return {
+        "held-out": len(judged),
+        "held-out reported": [f"{m.family}, {m.variant}" for m in judged if m.strength > 1],
+        "answers": [
+            {"server": a.name, "reported": a.judged.strength > 1, "strength": a.judged.strength, "recall": a.recall}
+            for a in answers(images, 0)
+        ],
+    }
+
+
+def audits(_data: str) -> dict[str, Any]:
+    """Time and memory of audits, each in a process of its own."""
+    sizes = [(3072, 200), (12_288, 200), (49_152, 200), (12_288, 800), (12_288, 3200)]
+    rows = [dict(zip(("seconds", "gib", "verdict"), _alone(_small_audit, *size), strict=True)) for size in sizes]
+    large = []
+    for name in ("the paper's CNN, N = 200", "VGG-11"):
+        large.append(
+            {"model": name} | dict(zip(("seconds", "gib", "verdict"), _alone(_large_audit, name), strict=True))
+        )
+    return {
+        "rows": [{"features": m, "neurons": n} | row for (m, n), row in zip(sizes, rows, strict=True)],
+        "large": large,
+    }
+
+
+def _alone(work: Callable[..., Any], *given: Any) -> tuple[float, float, str]:
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        found: tuple[float, float, str] = pool.submit(work, *given).result()
+    return found
+
+
+def _judged(model: nn.Module, data: Any, **wishes: Any) -> tuple[float, float, str]:
+    started = time.perf_counter()
+    result = qbi.audit(model, data, client=qbi.Client(20), **wishes)
+    gib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    return time.perf_counter() - started, gib, f"{result.status}, R = {100 * result.recall:.0f} %"
+
+
+def _small_audit(features: int, neurons: int) -> tuple[float, float, str]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(features, neurons), nn.ReLU(), nn.Linear(neurons, 10))
+    return _judged(model, (torch.randn(200, features), torch.arange(200) % 10), attacks=["qbi"])
+
+
+def _large_audit(name: str) -> tuple[float, float, str]:
+    torch.manual_seed(0)
+    model = image_cnn((3, 224, 224), 200, 10) if "CNN" in name else _vgg()
+    return _judged(model, open_images("photos", size=224, count=256, seed=0))
+
+
+def _vgg() -> nn.Module:
+    layers: list[nn.Module] = []
+    width = 3
+    for out in (64, 0, 128, 0, 256, 256, 0, 512, 512, 0, 512, 512, 0):
+        layers += [nn.Conv2d(width, out, 3, padding=1), nn.ReLU()] if out else [nn.MaxPool2d(2)]
+        width = out or width
+    head = [
+        nn.Linear(25_088, 4096),
+        nn.ReLU(),
+        nn.Dropout(),
+        nn.Linear(4096, 4096),
+        nn.ReLU(),
+        nn.Dropout(),
+        nn.Linear(4096, 10),
+    ]
+    return nn.Sequential(*layers, nn.Flatten(), *head)
+
+
+def training(data: str) -> dict[str, Any]:
+    """The full training figure, on a GPU where there is one."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    images = open_images(data, size=32, count=60_000, seed=0)
+    machine = torch.cuda.get_device_name() if device == "cuda" else "CPU"
+    where = f"{machine}, torch {torch.__version__}, {date.today()}, {len(images):,} images, seeds 0 to 9"
+    return {"provenance": where} | full_form(images, device, done=lambda seed: print(f"seed {seed} of 10", flush=True))
+
+
 def main() -> None:
     """Measure one thing and write it down."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    known = {"best-case": best_case, "policies": policies, "overhead": overhead}
+    known = {
+        "best-case": best_case,
+        "policies": policies,
+        "overhead": overhead,
+        "detection": detection,
+        "audit": audits,
+        "training": training,
+    }
     parser.add_argument("what", choices=known)
     parser.add_argument("--data", default="photos")
     chosen = parser.parse_args()
-    write_atomically(HERE / f"{chosen.what}.json", to_json(known[chosen.what](chosen.data)))
+    out = TRAINING if chosen.what == "training" else HERE / f"{chosen.what}.json"
+    write_atomically(out, to_json(known[chosen.what](chosen.data)))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Hostile and absurd input: one sentence, exit code 2, in little time and memory. Files are made here, never kept."""
 
 import gzip
+import os
 import resource
 import sqlite3
 import struct
@@ -15,6 +16,8 @@ import torch
 from safetensors.torch import save_file
 
 from qbi.defences import LeakGuard
+from qbi.errors import DataError
+from qbi.experiments.reproduce.store import Store
 
 GIB = 2**30
 
@@ -168,9 +171,36 @@ def test_damaged_results_files(tmp_path, qbi_here):
     with sqlite3.connect(folder / "results.sqlite") as connection:
         connection.execute("CREATE TABLE cells (key TEXT PRIMARY KEY, cell TEXT, result TEXT, seconds REAL)")
         connection.execute("INSERT INTO cells VALUES ('a', 'no json', '{}', 1)")
-    code, said = qbi_here("reproduce", "noise-recall", "--quick", "--out", folder)
+    code, said = qbi_here("reproduce", "synthetic", "--quick", "--cells", "200x20", "--out", folder)
     assert code == 2, said
     assert "Traceback" not in said
+    assert "of another kind" in said
+
+
+def test_a_results_file_damaged_past_its_header(tmp_path, qbi_here):
+    path = tmp_path / "results.sqlite"
+    store = Store(path)
+    for number in range(400):
+        store.put_fact(f"fact {number}", "x" * 200)
+    store.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    store.close()
+    raw = bytearray(path.read_bytes())
+    raw[4096:] = os.urandom(len(raw) - 4096)
+    path.write_bytes(raw)
+    code, said = qbi_here("reproduce", "synthetic", "--quick", "--cells", "200x20", "--out", tmp_path)
+    assert code == 2, said
+    assert "Traceback" not in said
+    assert "move it away" in said
+
+
+def test_a_full_disk_in_mid_run_is_one_sentence(tmp_path):
+    """SQLite itself says so, as it would on a full disk; what was kept before stays readable."""
+    store = Store(tmp_path / "results.sqlite")
+    store.put_fact("kept", "yes")
+    store.connection.execute("PRAGMA max_page_count = 12")
+    with pytest.raises(DataError, match="the disk is full; free some space"):
+        store.put_figure("large", os.urandom(1 << 20), {}, 1.0)
+    assert store.facts() == {"kept": "yes"}
 
 
 def test_an_earlier_runs_pictures_do_not_stay(tmp_path, qbi_here):

@@ -1,6 +1,7 @@
 """The strongest attacks again, with defences in place; and what would help, with the number that says how much."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from qbi.auditing.bounds import BoundPoint
 from qbi.auditing.campaign import Attempt, Campaign
@@ -20,7 +21,8 @@ TRIED = (NO_DEFENCE, BUDGET, "row-noise-3", "top-10", "auto", "aggp-no-bias", "a
 
 MOST_BATCHES = 3
 HEAVY = 2e11
-"""Operations of a forward pass on one batch above which defences that need every sample's own gradient meet the strongest attack only, once."""
+"""Operations of a forward pass on one batch above which defences are tried on one batch only, and those that need every sample's own
+gradient against the strongest attack only."""
 
 ALIKE = 0.15
 """Defences that leave as much as the best one within this do alike here; of them the one that withstands most elsewhere is advised."""
@@ -33,16 +35,20 @@ def defended(campaign: Campaign, attempts: Sequence[Attempt]) -> tuple[DefenceOu
     """Attacks again, on the same batches, with each defence: what the one that reads most leaves with it."""
     defences: dict[str, Defence | StepDefence] = {key: DEFENCES[key] for key in TRIED}
     heavy = campaign.operations() > HEAVY
-    times = [MOST_BATCHES if not heavy else 1 if attempt is attempts[0] else 0 for attempt in attempts]
+    campaign = replace(campaign, batches=1 if heavy else min(campaign.batches, MOST_BATCHES))
+    outer = {key: defence for key, defence in defences.items() if isinstance(defence, Defence)}
     try:
-        each = [_shares(campaign, attempt, defences, often) for attempt, often in zip(attempts, times, strict=True)]
+        each = [
+            _shares(campaign, attempt, outer if heavy and attempt is not attempts[0] else defences)
+            for attempt in attempts
+        ]
     except LeakRefused:
         # Samples that mix in the model cannot be told apart; the advice says what to change.
         del defences[BUDGET]
-        each = [_shares(campaign, attempt, defences, 0) for attempt in attempts]
+        each = [_shares(campaign, attempt, defences) for attempt in attempts]
     return tuple(
         DefenceOutcome(
-            defence.name + (", one batch" if heavy and isinstance(defence, StepDefence) else ""),
+            defence.name + (", one batch" if heavy and key != NO_DEFENCE else ""),
             defence.kind,
             {t: max(shares[key][t] for shares in each if key in shares) for t in THRESHOLDS},
             is_baseline=key == NO_DEFENCE,
@@ -52,18 +58,16 @@ def defended(campaign: Campaign, attempts: Sequence[Attempt]) -> tuple[DefenceOu
 
 
 def _shares(
-    campaign: Campaign, attempt: Attempt, defences: Mapping[str, Defence | StepDefence], often: int
+    campaign: Campaign, attempt: Attempt, defences: Mapping[str, Defence | StepDefence]
 ) -> dict[str, dict[Threshold, float]]:
-    """What one attack reads through each defence, as means over the batches; those that work inside the step on `often` of them."""
+    """What one attack reads through each defence, as means over the batches."""
     mounted = attempt.mounted
     found: dict[str, list[Trial]] = {key: [] for key in defences}
-    for number in range(min(campaign.batches, MOST_BATCHES)):
+    for number in range(campaign.batches):
         if mounted.attack.crafts:
             campaign.write(mounted, number, attempt.outcome.gain)
         answer = campaign.answer(mounted, number)
         for key, defence in defences.items():
-            if isinstance(defence, StepDefence) and number >= often:
-                continue
             seed = campaign.seed + number
             sent, after = (
                 (answer, defence)
@@ -73,7 +77,7 @@ def _shares(
             found[key].append(
                 read_answer(mounted, sent, campaign.samples, campaign.client, campaign.loss, defence=after, seed=seed)
             )
-    return {key: {t: _mean(trials, t) for t in THRESHOLDS} for key, trials in found.items() if trials}
+    return {key: {t: _mean(trials, t) for t in THRESHOLDS} for key, trials in found.items()}
 
 
 def _mean(trials: Sequence[Trial], threshold: Threshold) -> float:

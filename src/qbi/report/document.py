@@ -102,7 +102,10 @@ class Document:
             "title": self.title,
             "facts": dict(self.facts),
             "tables": [_plain_table(table) for table in self.tables],
-            "figures": [{"name": f.name, "title": f.title, "numbers": dict(f.numbers)} for f in self.figures],
+            "figures": [
+                {"name": f.name, "title": f.title, "numbers": dict(f.numbers), "caption": f.caption}
+                for f in self.figures
+            ],
         }
 
 

@@ -43,6 +43,10 @@ class Store:
         try:
             yield
         except (sqlite3.Error, ValueError, TypeError, KeyError) as problem:
+            if "full" in str(problem):
+                raise DataError(
+                    f"{self.path}: the disk is full; free some space, and the same command goes on from what is kept."
+                ) from None
             raise DataError(
                 f"{self.path}: a results file that is damaged or of another kind ({first_line(problem)}); move it away or give another --out."
             ) from None
@@ -88,22 +92,24 @@ class Store:
     def put_figure(self, name: str, image: bytes, numbers: Mapping[str, Any], seconds: float) -> None:
         """Keep a figure with the numbers behind it."""
         row = (name, image, json.dumps(numbers, sort_keys=True), seconds)
-        with self.connection:
+        with self._reading(), self.connection:
             self.connection.execute("INSERT OR REPLACE INTO figures VALUES (?, ?, ?, ?)", row)
 
     def figure(self, name: str) -> tuple[bytes, dict[str, Any]] | None:
         """A figure, if it was made."""
-        row = self.connection.execute("SELECT image, numbers FROM figures WHERE name = ?", (name,)).fetchone()
-        return None if row is None else (row[0], json.loads(row[1]))
+        with self._reading():
+            row = self.connection.execute("SELECT image, numbers FROM figures WHERE name = ?", (name,)).fetchone()
+            return None if row is None else (row[0], json.loads(row[1]))
 
     def put_fact(self, name: str, value: str) -> None:
         """Keep a fact about the run, such as its data."""
-        with self.connection:
+        with self._reading(), self.connection:
             self.connection.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (name, value))
 
     def facts(self) -> dict[str, str]:
         """All facts."""
-        return dict(self.connection.execute("SELECT name, value FROM facts"))
+        with self._reading():
+            return dict(self.connection.execute("SELECT name, value FROM facts"))
 
     def close(self) -> None:
         """Close the file."""

@@ -1,7 +1,7 @@
 """What AGGP costs a benign network: validation accuracy over epochs, with and without.
 
-The full experiment (25 epochs, 10 seeds, all of CIFAR-10) takes a GPU; its results are kept in
-`published/training_full.json` with where and when they were made. `short` runs anywhere.
+The full form (25 epochs, 10 seeds, all of CIFAR-10) takes a GPU: `python docs/measure.py training` makes it and keeps it in
+`published/training_full.json`. The short one runs anywhere.
 """
 
 import io
@@ -22,6 +22,7 @@ from qbi.experiments.reproduce.workplace import Workplace
 from qbi.metrics import mean_interval
 from qbi.models import image_cnn
 from qbi.randomness import derive_seed, generator
+from qbi.records import ImageData
 
 BATCH_SIZE = 64
 LEARNING_RATE = 1e-5
@@ -85,6 +86,33 @@ def evaluate(model: nn.Module, images: Tensor, labels: Tensor) -> float:
     model.eval()
     right = sum(int((model(x).argmax(1) == y).sum()) for x, y in zip(images.split(500), labels.split(500), strict=True))
     return right / len(images)
+
+
+def full_form(
+    data: ImageData,
+    device: str,
+    *,
+    epochs: int = EPOCHS,
+    seeds: int = 10,
+    done: Callable[[int], None] = lambda _seed: None,
+) -> dict[str, Any]:
+    """The paper's figure: a sixth of the images held out, both arms with the same weights and batches at every seed."""
+    arms: dict[str, list[Trained]] = {"base": [], "aggp": []}
+    images, labels = normalised(data, slice(None)).to(device), data.labels.to(device)
+    for seed in range(seeds):
+        order = torch.randperm(len(data), generator=generator(seed, "full training"))
+        held_out, kept = order[: len(data) // 6].to(device), order[len(data) // 6 :].to(device)
+        for arm, settings in (("base", None), ("aggp", AGGP())):
+            validation = images[held_out], labels[held_out]
+            arms[arm].append(train(images[kept], labels[kept], validation, aggp=settings, epochs=epochs, seed=seed))
+        done(seed + 1)
+    return {
+        "epochs": epochs,
+        "batch_size": BATCH_SIZE,
+        "learning_rate": LEARNING_RATE,
+        "pruned_row_share": sum(t.pruned_share for t in arms["aggp"]) / seeds,
+        **{arm: [t.accuracy for t in found] for arm, found in arms.items()},
+    }
 
 
 def draw_training(place: Workplace, seed: int) -> tuple[bytes, dict[str, Any]]:
