@@ -406,3 +406,27 @@ def test_the_ledger_of_a_node_stops_it(tmp_path):
     assert [guard(asked(sent), context(), trainer(plain())).has_error() for _ in range(3)] == [False, False, True]
     refused = guard(asked(sent), context(), trainer(plain()))
     assert "144 of 150 bits" in refused.error.reason
+
+
+def test_a_recording_server_survives_layers_of_another_width(tmp_path):
+    """The best layer's samples need not have the shape of a picture; they are written down without one."""
+    from flwr.serverapp.strategy import FedAvg
+
+    from qbi.integrations.flower import Recording
+
+    recording = Recording(FedAvg(), tmp_path, shape=(3, 5, 7))
+    recording.sent = ArrayRecord(plain().state_dict())
+    reply = trainer(plain())(asked(plain().state_dict()), context())
+    recording.aggregate_train(1, [reply])
+    assert recording.readings
+    assert recording.readings[0].samples.shape[1:] != (3 * 5 * 7,)
+    assert json.loads((tmp_path / "federation.json").read_text())["errors"] == []
+    assert not list(tmp_path.glob("*.png"))
+
+
+def test_an_audit_server_without_a_sample_says_what_to_give(tmp_path):
+    from qbi.errors import BadValue
+    from qbi.integrations.flower import audit_server_app
+
+    with pytest.raises(BadValue, match="give sample="):
+        audit_server_app(plain, tmp_path, attack=QBI(12))

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +31,9 @@ GAINS = (1.0, 0.01, 100.0)
 
 FEW = 32
 """Samples of the domain from which a server knows how large values are; and auxiliary samples in a first look."""
+
+HEAVY = 2e11
+"""Operations of a batch's way through a model above which it is run less often."""
 
 AT_A_TIME = 16
 """Samples that are run at a time to see what arrives at a layer."""
@@ -67,18 +71,20 @@ class Campaign:
     _arrived: dict[tuple[object, ...], Tensor] = field(default_factory=dict, repr=False)
 
     def on_the_model_as_it_is(self, attack: type[Attack], findings: Sequence[Finding]) -> Iterator[Attempt | Untested]:
-        """An attack that crafts nothing, on every layer with a bias; layers that give nothing are left out but the first."""
+        """An attack that crafts nothing, on every layer with a bias; layers that give nothing of a first batch are left out but the first."""
         reading = [f for f in findings if f.target.has_bias]
         for finding in reading:
             mounted = self._as_it_is(attack, finding)
             try:
-                trials = [self.read(mounted, self.answer(mounted, number)) for number in range(self.batches)]
+                trials = [self.read(mounted, self.answer(mounted, 0))]
+                if finding is not reading[0] and not any(r.recovered.any() for r in trials[0].recoveries.values()):
+                    continue
+                trials += [self.read(mounted, self.answer(mounted, number)) for number in range(1, self.batches)]
             except (BadValue, CannotRead) as problem:
                 yield Untested(attack.name, finding.name, str(problem))
                 continue
             outcome = self._outcome(mounted, finding, trials, whole=finding.untouched and finding.reach == "exact")
-            if finding is reading[0] or any(i.mean > 0 for i in outcome.recovered.values()):
-                yield Attempt(mounted, finding, outcome, tuple(trials))
+            yield Attempt(mounted, finding, outcome, tuple(trials))
 
     def _as_it_is(self, attack: type[Attack], finding: Finding) -> Mounted:
         target = finding.target
@@ -134,8 +140,8 @@ class Campaign:
             return None
         source, order = self._others()
         tokens = carried.carrier.tokens
-        if self.brief:
-            useful = max(needed, min(useful, FEW * tokens))
+        if self.brief or (self.heavy and not carried.carrier.exact):
+            useful = max(needed, min(useful, (FEW if self.brief else 2 * FEW) * tokens))
         if len(order) * tokens < needed:
             raise DataError(
                 f"{attack.name}: {len(order)} samples are left as auxiliary data beside the batches, but it needs one for each "
@@ -179,13 +185,14 @@ class Campaign:
         update = defence.update(mounted.model, inputs, targets, draws, loss=self.loss, seed=seed)
         return replace(answer, step=replace(answer.step, update=update))
 
-    def operations(self) -> float:
-        """Multiplications and additions of one batch's way through the model, from that of two samples."""
+    @cached_property
+    def heavy(self) -> bool:
+        """Whether one batch's way through the model is a matter of seconds, by the operations that two samples take."""
         probe = tuple(part[:2].to(self.device) for part in self.samples.inputs)
         own = {name: b.clone() for name, b in self.model.named_buffers()}
         with FlopCounterMode(display=False) as counter, torch.no_grad(), torch.random.fork_rng(devices=[]):
             call_with(self.model, own, probe)
-        return float(counter.get_total_flops()) / 2 * self.client.batch_size
+        return bool(counter.get_total_flops() / 2 * self.client.batch_size > HEAVY)
 
     def write(self, mounted: Mounted, number: int, gain: float) -> None:
         """Fresh rows for one batch."""

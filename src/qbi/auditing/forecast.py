@@ -22,7 +22,7 @@ def forecast(campaign: Campaign, attempt: Attempt) -> Curve | None:
     knowledge = Knowledge(campaign.client.batch_size, target.neurons, mounted.carrier.features)
     if mounted.carrier.tokens > 1 or not attack.has_law or attack.auxiliary_needed(knowledge):
         return None
-    count = min(len(campaign.samples), max(BATCH_SIZES))
+    count = min(len(campaign.samples), 64 if campaign.heavy and not mounted.carrier.exact else max(BATCH_SIZES))
     chosen = torch.randperm(len(campaign.samples), generator=generator(campaign.seed, "curve"))[:count]
     seen = campaign.arrivals(mounted, campaign.samples, chosen).float()[:count]
     products, sums = gram(seen), seen.double().sum(1)

@@ -20,10 +20,6 @@ TRIED = (NO_DEFENCE, BUDGET, "row-noise-3", "top-10", "auto", "aggp-no-bias", "a
 """The one that holds against every server first; the others in the order of what they withstand here (docs/defences.md)."""
 
 MOST_BATCHES = 3
-HEAVY = 2e11
-"""Operations of a forward pass on one batch above which defences are tried on one batch only, and those that need every sample's own
-gradient against the strongest attack only."""
-
 ALIKE = 0.15
 """Defences that leave as much as the best one within this do alike here; of them the one that withstands most elsewhere is advised."""
 
@@ -32,9 +28,12 @@ WORTH_IT = 0.1
 
 
 def defended(campaign: Campaign, attempts: Sequence[Attempt]) -> tuple[DefenceOutcome, ...]:
-    """Attacks again, on the same batches, with each defence: what the one that reads most leaves with it."""
+    """Attacks again, on the same batches, with each defence: what the one that reads most leaves with it.
+
+    Where the model is heavy, on one batch; defences that need every sample's own gradient then meet the strongest attack only.
+    """
     defences: dict[str, Defence | StepDefence] = {key: DEFENCES[key] for key in TRIED}
-    heavy = campaign.operations() > HEAVY
+    heavy = campaign.heavy
     campaign = replace(campaign, batches=1 if heavy else min(campaign.batches, MOST_BATCHES))
     outer = {key: defence for key, defence in defences.items() if isinstance(defence, Defence)}
     try:
