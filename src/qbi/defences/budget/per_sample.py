@@ -4,7 +4,6 @@ Nothing is kept of size samples × weights: linear layers and convolutions give 
 from one sample's gradient at a time where that is smaller; other layers through Opacus' rules, or by running them on single samples.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
@@ -16,27 +15,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from qbi.calling import call_with
+from qbi.defences.budget.products import MOST_VALUES, Weights, convolved, is_pair, pair_norms, slack, split, squares
 from qbi.defences.layout import Layout, Place, leaves
 from qbi.defences.seeing import Call
-from qbi.errors import BadValue
-
-MOST_VALUES = 2**25
-"""Values of per-sample gradients that are held at once."""
-
-ROUNDING = 8 * 2.0**-23
-"""Relative error allowed for in sums of products, times the root of their number: see `_slack`."""
-
-Weights = dict[str, Tensor]
-"""Parameters by their name inside the module."""
-
-
-Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
-
-
-def is_pair(module: nn.Module) -> bool:
-    """Whether a layer's gradient is a sum of products of what came in and what came back."""
-    plain = type(module) in (nn.Conv1d, nn.Conv2d, nn.Conv3d) and module.padding_mode == "zeros"
-    return type(module) is nn.Linear or plain
 
 
 def own_parameters(module: nn.Module) -> Weights:
@@ -49,71 +30,17 @@ def squared_norms(
 ) -> tuple[Tensor, Weights | None]:
     """Squared norms of each sample's gradient of the named parameters of one call; and the gradients, where they were formed whole."""
     if is_pair(call.module):
-        return _pair_norms(call, places, names, samples)
+        return pair_norms(call, places, names, samples)
     if type(call.module) is nn.Embedding and not call.module.scale_grad_by_freq:
         return _lookup_norms(call, call.module, places, samples), None
     parts = sample_gradients(call, places, names, samples)
     return torch.cat([squares(part) for part in parts]), parts[0] if len(parts) == 1 else None
 
 
-def squares(gradients: Weights) -> Tensor:
-    """Squared norms over all parameters of gradients that stand one a sample."""
-    return torch.stack([g.flatten(1).float().square().sum(1) for g in gradients.values()]).sum(0)
-
-
-def _pair_norms(
-    call: Call, places: Sequence[Place], names: Sequence[str], samples: int
-) -> tuple[Tensor, Weights | None]:
-    """A number of samples at a time: patches of a convolution are many times what came in."""
-    module = call.module
-    back = _split(call.gradients[0], places[len(leaves(call.given))], samples, call)
-    into = _split(leaves(call.given)[0].to(back.dtype), places[0], samples, call)
-    groups, wide, high, positions = _sizes(module, back)
-    by_products = positions * (wide + high) <= wide * high
-    each = groups * (positions * (wide + high) + (positions**2 if by_products else wide * high))
-    kept = "weight" not in names or (not by_products and samples * groups * wide * high <= MOST_VALUES)
-    total, found = back.new_zeros(samples, dtype=torch.float32), list[Weights]()
-    for chosen in torch.arange(samples, device=back.device).split(max(1, MOST_VALUES // each)):
-        a, g = _as_pairs(module, into[chosen], back[chosen])
-        part: Weights = {}
-        if "bias" in names:
-            part["bias"] = g.sum(3).flatten(1)
-        if "weight" in names and positions == 1:
-            total[chosen] += (a.square().sum((2, 3)) * g.square().sum((2, 3))).sum(1)
-        elif "weight" in names and by_products:
-            total[chosen] += ((a.mT @ a) * (g.mT @ g)).sum((1, 2, 3)).clamp_min(0)
-        elif "weight" in names:
-            part["weight"] = (g @ a.mT).reshape(len(chosen), *module.get_parameter("weight").shape)
-        if part:
-            total[chosen] += squares(part)
-        if positions > 1 and not kept:
-            total[chosen] += _slack(a.square().sum((1, 2, 3)), g.square().sum((1, 2, 3)), wide + high)
-        if kept:
-            found.append(part)
-    return total, {n: torch.cat([part[n] for part in found]) for n in found[0]} if kept else None
-
-
-def _sizes(module: nn.Module, back: Tensor) -> tuple[int, int, int, int]:
-    """Groups, values that come into a product and that come back to it, and products for each sample."""
-    if isinstance(module, nn.Linear):
-        return 1, module.in_features, module.out_features, back[0].numel() // module.out_features
-    assert isinstance(module, Convolution)
-    wide = module.in_channels // module.groups * math.prod(module.kernel_size)
-    return module.groups, wide, module.out_channels // module.groups, back[0].numel() // module.out_channels
-
-
-def _slack(into: Tensor, back: Tensor, terms: int) -> Tensor:
-    """What rounding may hide of a squared norm: a server can send weights under which large products cancel.
-
-    The sum that leaves is formed in another order than the norm, so both may be off by this much of the products' own size.
-    """
-    return ROUNDING * math.sqrt(terms) * (into + 1) * back
-
-
 def _lookup_norms(call: Call, module: nn.Embedding, places: Sequence[Place], samples: int) -> Tensor:
     """Of an embedding: what came back to the same entry adds up, entries apart from each other do not."""
-    index = _split(leaves(call.given)[0], places[0], samples, call).reshape(samples, -1)
-    back = _split(call.gradients[0], places[len(leaves(call.given))], samples, call).float()
+    index = split(leaves(call.given)[0], places[0], samples, call).reshape(samples, -1)
+    back = split(call.gradients[0], places[len(leaves(call.given))], samples, call).float()
     back = back.reshape(samples, index.shape[1], -1)
     if module.padding_idx is not None:
         back = back * (index != module.padding_idx)[..., None]
@@ -121,54 +48,7 @@ def _lookup_norms(call: Call, module: nn.Embedding, places: Sequence[Place], sam
     for chosen in torch.arange(samples, device=back.device).split(max(1, MOST_VALUES // index.shape[1] ** 2)):
         same = index[chosen, :, None] == index[chosen, None, :]
         total[chosen] = ((back[chosen] @ back[chosen].mT) * same).sum((1, 2)).clamp_min(0)
-    return total + _slack(torch.full_like(total, index.shape[1]), back.square().sum((1, 2)), back.shape[2])
-
-
-def _as_pairs(module: nn.Module, into: Tensor, back: Tensor) -> tuple[Tensor, Tensor]:
-    """What came in and what came back as (samples, groups, values, positions)."""
-    samples = len(back)
-    if isinstance(module, nn.Linear):
-        flat_in, flat_back = into.reshape(samples, 1, -1, into.shape[-1]), back.reshape(samples, 1, -1, back.shape[-1])
-        return flat_in.float().mT, flat_back.float().mT
-    assert isinstance(module, Convolution)
-    images = into.reshape(-1, *into.shape[-(len(module.kernel_size) + 1) :])
-    patches = _patches(module, images)
-    back = back.reshape(len(images), module.groups, -1, patches.shape[-1])
-    if len(images) == samples:
-        return patches.float(), back.float()
-
-    def joined(values: Tensor) -> Tensor:
-        each: Tensor = values.unflatten(0, (samples, -1))  # samples, images, groups, values, positions
-        return each.permute(0, 2, 3, 1, 4).flatten(3).float()
-
-    return joined(patches), joined(back)
-
-
-def _patches(module: Convolution, images: Tensor) -> Tensor:
-    """Every patch a convolution looks at: (images, groups, values of a patch, positions)."""
-    sides = len(module.kernel_size)
-    pad: list[int] = list(getattr(module, "_reversed_padding_repeated_twice"))  # noqa: B009
-    out = nn.functional.pad(images, pad)
-    if sides == 2:
-        out = nn.functional.unfold(out, module.kernel_size, module.dilation, 0, module.stride)
-        grouped: Tensor = out.unflatten(1, (module.groups, -1))
-        return grouped
-    for side in range(sides):
-        size, step, spread = module.kernel_size[side], module.stride[side], module.dilation[side]
-        out = out.unfold(2 + side, spread * (size - 1) + 1, step)[..., ::spread]
-    # images, channels, positions…, kernel…
-    out = out.movedim(tuple(range(2, 2 + sides)), tuple(range(-sides, 0))).flatten(-sides)
-    grouped = out.unflatten(1, (module.groups, -1))
-    return grouped.flatten(2, -2)
-
-
-def _split(values: Tensor, place: Place, samples: int, call: Call) -> Tensor:
-    if not isinstance(place, Layout):
-        raise BadValue(
-            f"samples of a batch mix before or in “{call.name}” ({type(call.module).__name__}), so none has a gradient of its own. "
-            "Use GroupNorm or LayerNorm for BatchNorm (`convert=True` does), or freeze its statistics with eval()."
-        )
-    return place.split(values, samples)
+    return total + slack(torch.full_like(total, index.shape[1]), back.square().sum((1, 2)), back.shape[2])
 
 
 def sample_gradients(call: Call, places: Sequence[Place], names: Sequence[str], samples: int) -> list[Weights]:
@@ -178,13 +58,13 @@ def sample_gradients(call: Call, places: Sequence[Place], names: Sequence[str], 
     rule = _rules().get(type(call.module))
     count = len(leaves(call.given))
     given = [
-        _split(v, place, samples, call) if isinstance(v, Tensor) and place is not None else v
+        split(v, place, samples, call) if isinstance(v, Tensor) and place is not None else v
         for v, place in zip(leaves(call.given), places[:count], strict=True)
     ]
     shared = [
         i for i, place in enumerate(places[:count]) if place is None or not isinstance(leaves(call.given)[i], Tensor)
     ]
-    back = {i: _split(g, places[count + i], samples, call) for i, g in call.gradients.items()}
+    back = {i: split(g, places[count + i], samples, call) for i, g in call.gradients.items()}
     out = []
     for start in range(0, samples, at_once):
         chosen = slice(start, start + at_once)
@@ -249,7 +129,7 @@ def weighted_sum(call: Call, places: Sequence[Place], names: Sequence[str], weig
         into = leaves((args, named))[0].reshape(-1, call.module.in_features).to(flat.dtype)
         return {n: flat.T @ into if n == "weight" else flat.sum(0) for n in names}
     if is_pair(call.module):
-        return _convolved(call.module, leaves((args, named))[0], back[0].float(), names)
+        return convolved(call.module, leaves((args, named))[0], back[0].float(), names)
     chosen = {n: p.detach().requires_grad_() for n, p in call.module.named_parameters() if n in names}
     with torch.enable_grad(), torch.random.fork_rng(devices=[]):
         out = leaves(call_with(call.module, chosen, args, named))
@@ -258,30 +138,6 @@ def weighted_sum(call: Call, places: Sequence[Place], names: Sequence[str], weig
             [o for o, _ in pairs], list(chosen.values()), [g for _, g in pairs], allow_unused=True
         )
     return {n: _dense(g) for n, g in zip(chosen, found, strict=True) if g is not None}
-
-
-def _convolved(module: nn.Module, into: Tensor, back: Tensor, names: Sequence[str]) -> Weights:
-    """A convolution's own backward pass, for its weights alone."""
-    assert isinstance(module, Convolution)
-    pad = list(getattr(module, "_reversed_padding_repeated_twice"))  # noqa: B009
-    if any(pad[::2][i] != pad[1::2][i] for i in range(len(pad) // 2)):
-        into, even = nn.functional.pad(into, pad), [0] * (len(pad) // 2)
-    else:
-        even = pad[::2][::-1]
-    _, weight, bias = torch.ops.aten.convolution_backward(
-        back,
-        into.to(back.dtype),
-        module.weight.detach().to(back.dtype),
-        [module.out_channels],
-        module.stride,
-        even,
-        module.dilation,
-        False,
-        [0] * len(even),
-        module.groups,
-        [False, "weight" in names, "bias" in names],
-    )
-    return {n: v for n, v in (("weight", weight), ("bias", bias)) if n in names}
 
 
 def _summed(parts: Sequence[Weights], weights: Tensor) -> Weights:
@@ -303,7 +159,7 @@ def _dense(values: Tensor) -> Tensor:
 
 def _weighed(values: Tensor, place: Place, weights: Tensor, call: Call) -> Tensor:
     if not isinstance(place, Layout):
-        _split(values, place, len(weights), call)
+        split(values, place, len(weights), call)
     assert isinstance(place, Layout)
     return place.weigh(values if bool(weights.all()) else _finite(values), weights)
 

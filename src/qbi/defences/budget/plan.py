@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from qbi.defences.budget.per_sample import combined, sample_gradients, squared_norms, squares, weighted_sum
+from qbi.defences.budget.per_sample import combined, sample_gradients, squared_norms, weighted_sum
+from qbi.defences.budget.products import squares
 from qbi.defences.layout import leaves
 from qbi.defences.seeing import Call, LeakRefused, Seeing
 
