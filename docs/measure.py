@@ -5,6 +5,7 @@ python docs/measure.py policies --data cifar-10-python.tar.gz
 python docs/measure.py overhead
 python docs/measure.py detection --data cifar-10-python.tar.gz
 python docs/measure.py audit
+python docs/measure.py saturation --data imagenet
 python docs/measure.py training --data cifar-10-python.tar.gz
 
 What `qbi bench`, `compare` and `reproduce` write is kept beside them as it is, values rounded.
@@ -38,8 +39,9 @@ from qbi.experiments.calibrate.judging import benign_models
 from qbi.experiments.calibrate.models import HELD_OUT_OPTIMISERS, held_out_architectures
 from qbi.experiments.frontier import Quickstart
 from qbi.experiments.reproduce.training import full_form
+from qbi.exposure import leakage, observe
 from qbi.files import to_json, write_atomically
-from qbi.metrics import CLEAR, RECOGNISABLE
+from qbi.metrics import CLEAR, FAITHFUL, RECOGNISABLE, match
 from qbi.models import image_cnn
 from qbi.randomness import generator
 from qbi.theory import guarantees
@@ -246,6 +248,29 @@ def _vgg() -> nn.Module:
     return nn.Sequential(*layers, nn.Flatten(), *head)
 
 
+def saturation(data: str) -> dict[str, Any]:
+    """Samples that single rows isolate, and samples that gradients give, at the paper's scale of rows and at ours."""
+    images = open_images(data, size=224, count=200, seed=0)
+    x, y = flat(normalised(images, slice(0, 200))), torch.arange(200) % 10
+    rows = []
+    for gain in (1.0, x.shape[1] ** -0.5):
+        counts = {"samples": 0, "isolated": 0, "read": 0, "isolated, not read": 0, "read, not isolated": 0}
+        for number, chosen in enumerate(torch.arange(200).split(50)):
+            torch.manual_seed(number)
+            model = nn.Sequential(nn.Linear(x.shape[1], 300), nn.ReLU(), nn.Linear(300, 10))
+            mounted = qbi.mount(model, qbi.QBI(50), x[:2], generator(number), gain=gain)
+            isolated = leakage(observe(mounted.model, mounted.layer, x[chosen]).fired).isolated
+            update = qbi.client_step(mounted.model, x[chosen], y[chosen])
+            read = match(mounted.read(update).samples, x[chosen], data_range=4.0)[FAITHFUL].recovered
+            counts["samples"] += len(chosen)
+            counts["isolated"] += int(isolated.sum())
+            counts["read"] += int(read.sum())
+            counts["isolated, not read"] += int((isolated & ~read).sum())
+            counts["read, not isolated"] += int((read & ~isolated).sum())
+        rows.append({"scale": "1, the paper's" if gain == 1 else "1/√M, ours", **counts})
+    return {"rows": rows}
+
+
 def training(data: str) -> dict[str, Any]:
     """The full training figure, on a GPU where there is one."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -265,6 +290,7 @@ def main() -> None:
         "detection": detection,
         "audit": audits,
         "training": training,
+        "saturation": saturation,
     }
     parser.add_argument("what", choices=known)
     parser.add_argument("--data", default="photos")

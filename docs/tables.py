@@ -392,6 +392,13 @@ def cost(network: str) -> str:
     return f"{best[-1.0] - best[0.1]:.1f}"
 
 
+def saturation() -> str:
+    """Who is isolated and who is read, by the scale of the rows."""
+    rows = load("saturation")["rows"]
+    keys = [k for k in rows[0] if k != "scale"]
+    return table(["scale of the rows", *keys], [[r["scale"], *(str(r[k]) for k in keys)] for r in rows])
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "frontier": frontier,
     "remedies": remedies,
@@ -415,6 +422,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "worst-cases": worst_cases,
     "aggp-imagenet": aggp_imagenet,
     "answers": answers,
+    "saturation": saturation,
     "epsilons": epsilons,
 }
 
