@@ -18,36 +18,12 @@ from qbi.defences.seeing import LeakRefused
 from qbi.errors import BadValue
 from qbi.randomness import SystemEntropy, generator
 from qbi.theory.guarantees import Prior
+from zoo import Conv1D, Of
 
 B, CLASSES = 6, 4
 IMAGES = torch.randn(B, 3, 8, 8, generator=torch.Generator().manual_seed(0))
 TOKENS = torch.randint(0, 50, (B, 10), generator=torch.Generator().manual_seed(1))
 LABELS = torch.arange(B) % CLASSES
-
-
-class Module(nn.Module):
-    """Parts and a forward pass of one's own, in one line each."""
-
-    def __init__(self, run, **parts):
-        super().__init__()
-        for name, part in parts.items():
-            setattr(self, name, part)
-        self.run = run
-
-    def forward(self, x, **named):
-        return self.run(self, x, **named)
-
-
-class Transposed(nn.Module):
-    """A linear layer that keeps its weights the other way round, as GPT-2's does."""
-
-    def __init__(self, inputs, outputs):
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(inputs, outputs) * 0.1)
-        self.bias = nn.Parameter(torch.zeros(outputs))
-
-    def forward(self, x):
-        return torch.addmm(self.bias, x.reshape(-1, x.shape[-1]), self.weight).reshape(*x.shape[:-1], -1)
 
 
 def windows(m, x):
@@ -93,18 +69,18 @@ MODELS = {
         IMAGES.flatten(2),
     ),
     "attention": (
-        lambda: Module(
+        lambda: Of(
             lambda m, x: m.h(m.t(m.e(x)).mean(1)),
             **embedded(t=nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)),
         ),
         TOKENS,
     ),
     "attention, time first": (
-        lambda: Module(time_first, **embedded(t=nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0))),
+        lambda: Of(time_first, **embedded(t=nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0))),
         TOKENS,
     ),
     "a tied head, positions, a class token": (
-        lambda: Module(
+        lambda: Of(
             lambda m, x: F.linear(
                 m.n(torch.cat([m.cls.expand(len(x), -1, -1), m.e(x) + m.p(torch.arange(x.shape[1]))], 1))
                 .relu()
@@ -119,19 +95,19 @@ MODELS = {
         TOKENS,
     ),
     "a layer used twice": (
-        lambda: Module(lambda m, x: m.h(m.a(m.a(m.e(x)).relu()).mean(1)), **embedded(a=nn.Linear(16, 16))),
+        lambda: Of(lambda m, x: m.h(m.a(m.a(m.e(x)).relu()).mean(1)), **embedded(a=nn.Linear(16, 16))),
         TOKENS,
     ),
     "an LSTM": (
-        lambda: Module(lambda m, x: m.h(m.r(m.e(x))[1][0][-1]), **embedded(r=nn.LSTM(16, 16, batch_first=True))),
+        lambda: Of(lambda m, x: m.h(m.r(m.e(x))[1][0][-1]), **embedded(r=nn.LSTM(16, 16, batch_first=True))),
         TOKENS,
     ),
     "a GRU, time first": (
-        lambda: Module(lambda m, x: m.h(m.r(m.e(x).transpose(0, 1))[0][-1]), **embedded(r=nn.GRU(16, 16))),
+        lambda: Of(lambda m, x: m.h(m.r(m.e(x).transpose(0, 1))[0][-1]), **embedded(r=nn.GRU(16, 16))),
         TOKENS,
     ),
     "weights the other way round": (
-        lambda: Module(lambda m, x: m.h(m.a(m.e(x)).relu().mean(1)), **embedded(a=Transposed(16, 16))),
+        lambda: Of(lambda m, x: m.h(m.a(m.e(x)).relu().mean(1)), **embedded(a=Conv1D(16, 16))),
         TOKENS,
     ),
     "normalised weights": (
@@ -139,11 +115,11 @@ MODELS = {
         IMAGES,
     ),
     "bilinear": (
-        lambda: Module(lambda m, x: m.h(m.a(m.e(x).mean(1), m.e(x)[:, 0])), **embedded(a=nn.Bilinear(16, 16, 16))),
+        lambda: Of(lambda m, x: m.h(m.a(m.e(x).mean(1), m.e(x)[:, 0])), **embedded(a=nn.Bilinear(16, 16, 16))),
         TOKENS,
     ),
     "weights used by a function": (
-        lambda: Module(
+        lambda: Of(
             lambda m, x: m.b(F.linear(x.flatten(1), m.a.weight, m.a.bias).relu()) * m.scale,
             a=nn.Linear(192, 20),
             b=nn.Linear(20, CLASSES),
@@ -151,9 +127,9 @@ MODELS = {
         ),
         IMAGES,
     ),
-    "windows in the batch": (lambda: Module(windows, a=nn.Linear(48, 20), b=nn.Linear(20, CLASSES)), IMAGES),
+    "windows in the batch": (lambda: Of(windows, a=nn.Linear(48, 20), b=nn.Linear(20, CLASSES)), IMAGES),
     "checkpointed, again in the backward pass": (
-        lambda: Module(
+        lambda: Of(
             lambda m, x: m.b(checkpoint(m.a, x.flatten(1).requires_grad_(), use_reentrant=True)),
             a=nn.Sequential(nn.Linear(192, 20), nn.ReLU()),
             b=nn.Linear(20, CLASSES),
@@ -161,7 +137,7 @@ MODELS = {
         IMAGES,
     ),
     "checkpointed": (
-        lambda: Module(
+        lambda: Of(
             lambda m, x: m.b(checkpoint(m.a, x.flatten(1), use_reentrant=False)),
             a=nn.Sequential(nn.Linear(192, 20), nn.ReLU()),
             b=nn.Linear(20, CLASSES),
@@ -169,7 +145,7 @@ MODELS = {
         IMAGES,
     ),
     "an unused head and a frozen layer": (
-        lambda: Module(
+        lambda: Of(
             lambda m, x: m.b(m.a(x.flatten(1)).relu()),
             a=nn.Linear(192, 20).requires_grad_(False),
             b=nn.Linear(20, CLASSES),
@@ -462,7 +438,7 @@ def test_gradients_are_protected_when_backward_returns():
 
 
 def test_noise_has_the_promised_size_and_covers_every_weight():
-    model = Module(
+    model = Of(
         lambda m, x: m.b(m.a(x.flatten(1)).relu()),
         a=nn.Linear(192, 40),
         b=nn.Linear(40, CLASSES),
@@ -521,7 +497,7 @@ def test_samples_that_mix_are_refused_with_the_remedy():
         x = IMAGES if model is mixing else IMAGES.flatten(1)
         with pytest.raises(LeakRefused, match=r"GroupNorm.*eval\(\)"), LeakGuard(model, "budget"):
             F.cross_entropy(model(x), LABELS).backward()
-    own = Module(lambda m, x: m.a(x.flatten(1) - x.flatten(1).mean(0)), a=nn.Linear(192, CLASSES))
+    own = Of(lambda m, x: m.a(x.flatten(1) - x.flatten(1).mean(0)), a=nn.Linear(192, CLASSES))
     with pytest.raises(LeakRefused, match="mix"), LeakGuard(own, "budget"):
         F.cross_entropy(own(IMAGES), LABELS).backward()
     assert all(p.grad is None for p in own.parameters())
@@ -547,7 +523,7 @@ def test_samples_whose_gradient_is_not_finite_are_left_out():
 
 
 def test_keywords_and_dictionaries():
-    model = Module(lambda m, x, scale: {"logits": m.h(m.e(x).mean(1)) * scale}, **embedded())
+    model = Of(lambda m, x, scale: {"logits": m.h(m.e(x).mean(1)) * scale}, **embedded())
     with AmbientGuard("budget") as guard:
         F.cross_entropy(model(x=TOKENS, scale=2.0)["logits"], LABELS).backward()
     assert guard.tally.samples == B
@@ -581,7 +557,7 @@ def test_goals_say_what_they_mean_in_every_unit():
 
 
 def test_dropout_inside_attention_is_off_in_the_block_and_back_after_it(caplog):
-    model = Module(
+    model = Of(
         lambda m, x: m.h(m.t(m.e(x)).mean(1)), **embedded(t=nn.TransformerEncoderLayer(16, 2, 32, batch_first=True))
     )
     guard = LeakGuard(model, "budget")
@@ -621,7 +597,7 @@ def test_products_that_cancel_do_not_slip_past_the_clip(kind, gap):
         "linear": lambda: nn.Linear(64, 64),
         "embedding": lambda: nn.Embedding(4, 64),
         "twice": lambda: nn.Sequential(layer := nn.Linear(64, 64), layer),
-        "transposed": lambda: Transposed(64, 64),
+        "transposed": lambda: Conv1D(64, 64),
     }
     for seed in range(12):
         for gain in (1.0, 1e4, 1e8):

@@ -17,6 +17,7 @@ from qbi.errors import DataError
 from qbi.experiments.frontier import Quickstart
 from qbi.linear_maps import others, spelled_out
 from qbi.randomness import SystemEntropy
+from zoo import Conv1D, Of
 
 DRAWS = torch.Generator().manual_seed(0)
 IMAGES = torch.randn(60, 3, 16, 16, generator=DRAWS)
@@ -24,30 +25,6 @@ LARGE = torch.randn(60, 3, 32, 32, generator=DRAWS)
 TOKENS = torch.randint(50, (60, 12), generator=DRAWS)
 TABLE = torch.randn(60, 20, generator=DRAWS)
 LABELS = torch.arange(60) % 3
-
-
-class Of(nn.Module):
-    """Parts and a forward pass in one line each."""
-
-    def __init__(self, run, **parts):
-        super().__init__()
-        for name, part in parts.items():
-            setattr(self, name, part)
-        self.run = run
-
-    def forward(self, x):
-        return self.run(self, x)
-
-
-class Conv1D(nn.Module):
-    """GPT-2's layer, its matrix the other way round."""
-
-    def __init__(self, outputs, inputs):
-        super().__init__()
-        self.weight, self.bias = nn.Parameter(torch.randn(inputs, outputs) * 0.1), nn.Parameter(torch.zeros(outputs))
-
-    def forward(self, x):
-        return torch.addmm(self.bias, x.reshape(-1, x.shape[-1]), self.weight).reshape(*x.shape[:-1], -1)
 
 
 def vit(x, m):

@@ -266,3 +266,27 @@ class Transformer(nn.Module):
 
     def forward(self, tokens):
         return self.head(self.encoder(self.embedding(tokens)).mean(1))
+
+
+class Of(nn.Module):
+    """Parts and a forward pass in one line each."""
+
+    def __init__(self, run, **parts):
+        super().__init__()
+        for name, part in parts.items():
+            setattr(self, name, part)
+        self.run = run
+
+    def forward(self, x, **named):
+        return self.run(self, x, **named)
+
+
+class Conv1D(nn.Module):
+    """GPT-2's layer, its matrix the other way round."""
+
+    def __init__(self, outputs, inputs):
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.randn(inputs, outputs) * 0.1), nn.Parameter(torch.zeros(outputs))
+
+    def forward(self, x):
+        return torch.addmm(self.bias, x.reshape(-1, x.shape[-1]), self.weight).reshape(*x.shape[:-1], -1)
