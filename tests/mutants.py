@@ -30,6 +30,36 @@ FAULTS = [
         "test_pairs.py",
     ),
     (
+        "experiments/reproduce/image_cells.py",
+        "chosen = split.auxiliary[: tuning_samples(cell, len(split.auxiliary))]",
+        "chosen = split.batches.flatten()[: tuning_samples(cell, len(split.auxiliary))]",
+        "test_faults.py",
+    ),
+    (
+        "experiments/reproduce/text_cells.py",
+        "chosen = tokens[split.auxiliary[: tuning_samples(cell, len(split.auxiliary))]]",
+        "chosen = tokens[split.batches.flatten()[: tuning_samples(cell, len(split.auxiliary))]]",
+        "test_faults.py",
+    ),
+    (
+        "defences/budget/products.py",
+        "ROUNDING = 8 * 2.0**-23",
+        "ROUNDING = 0.0",
+        "test_budget.py",
+    ),
+    (
+        "detection/parameters.py",
+        "(rows / size[:, None]).float()",
+        "rows.float()",
+        "test_detection.py",
+    ),
+    (
+        "auditing/shortcut.py",
+        "return kept if same else None",
+        "return kept",
+        "test_shortcut.py",
+    ),
+    (
         "theory/guarantees.py",
         "return participations / (2 * noise**2 * math.log(2))",
         "return 0.9 * participations / (2 * noise**2 * math.log(2))",

@@ -1,5 +1,7 @@
 """Faults that once survived the tests, each with a test of its own; `make mutants` plants them and more."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.nn import functional as F
@@ -10,9 +12,15 @@ from qbi.data.images import unit_pixels
 from qbi.data.photos import synthetic_photos
 from qbi.defences import AGGP, LeakGuard, keep_share
 from qbi.defences.policy import decide, policy_named
+from qbi.experiments.reproduce.cells import Cell
+from qbi.experiments.reproduce.image_cells import attack_cell
+from qbi.experiments.reproduce.split import split_half
+from qbi.experiments.reproduce.text_cells import text_cell
 from qbi.federation.exposed import exposed_step
+from qbi.gram.channels import channel_grams
 from qbi.models import two_layer
 from qbi.randomness import generator
+from qbi.records import TextData
 
 
 def imprinted():
@@ -63,3 +71,37 @@ def test_aggp_keeps_the_square_of_the_share_in_between():
 def test_pairs_gives_up_as_erratum_six_says():
     attack = PAIRS(8, torch.randn(40, 64))
     assert (attack.patience, attack.budget_factor) == (2000, 5)
+
+
+def scale_of_trap_weights(pixels, photos):
+    data = replace(photos, pixels=pixels)
+    return attack_cell(Cell("cifar10", 60, 20, 0), data, channel_grams(pixels))["trap-weights"]["scale"]
+
+
+def test_the_scale_of_trap_weights_is_not_chosen_on_the_images_that_are_attacked():
+    photos = synthetic_photos(400, 12, seed=0)
+    split = split_half(Cell("cifar10", 60, 20, 0), len(photos))
+    before = scale_of_trap_weights(photos.pixels, photos)
+    darker = photos.pixels // 4
+    for half, moves in ((split.batches.flatten(), False), (split.auxiliary, True)):
+        changed = photos.pixels.clone()
+        changed[half] = darker[half] + 180
+        assert (scale_of_trap_weights(changed, photos) != before) is moves
+
+
+def test_the_scale_of_trap_weights_is_not_chosen_on_the_texts_that_are_attacked():
+    cell = Cell("imdb", 60, 20, 0)
+    words = tuple(str(i) for i in range(40))
+    tokens = torch.randint(40, (400, 12), generator=generator(0))
+    split = split_half(cell, 400)
+
+    def scale(tokens):
+        return text_cell(
+            cell, TextData("words", tokens, torch.zeros(400, dtype=torch.long), ("no", "yes"), words), "cpu"
+        )["trap-weights"]["scale"]
+
+    before = scale(tokens)
+    for half, moves in ((split.batches.flatten(), False), (split.auxiliary, True)):
+        changed = tokens.clone()
+        changed[half] = tokens[half] % 2
+        assert (scale(changed) != before) is moves
