@@ -48,7 +48,7 @@ def qbi_here(monkeypatch, capsys):
         except SystemExit as ended:
             code = int(ended.code or 0)
         said = capsys.readouterr()
-        return code, said.out + said.err
+        return code, said.out if "--json" in arguments and said.out else said.out + said.err
 
     return run
 

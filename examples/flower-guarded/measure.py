@@ -257,8 +257,8 @@ def main() -> None:
                     "read in the attack": found.get("read"),
                     "in the batch": chosen.clients * chosen.batch,
                     "bits by client": spent(ledger),
-                    "seconds a round": statistics.median(found["rounds"]),
-                    "seconds a client": statistics.median(found["clients"]),
+                    "seconds per round": statistics.median(found["rounds"]),
+                    "seconds per client": statistics.median(found["clients"]),
                     "largest process, MiB": round(usage.ru_maxrss / 1024),
                 }
             )

@@ -162,5 +162,5 @@ def describe(steps: tuple[Change, ...]) -> str:
 
 
 def flat(samples: Tensor) -> Tensor:
-    """One row a sample."""
+    """One row per sample."""
     return torch.flatten(samples, 1)

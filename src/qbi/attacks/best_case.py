@@ -31,7 +31,7 @@ class BestCase:
 
     Args:
         mean: of other samples.
-        components: their principal directions, one a row.
+        components: their principal directions, one per row.
         variances: along them.
         examples: some of the others, to try out what reads best.
     """

@@ -29,7 +29,7 @@ TOGETHER = 2**23
 
 @dataclass(frozen=True)
 class Search:
-    """What the search of one group found: pre-activations without bias, one row a tuned neuron, and its cost."""
+    """What the search of one group found: pre-activations without bias, one row per tuned neuron, and its cost."""
 
     found: Float[Tensor, "k b"]
     tries: int
@@ -101,7 +101,7 @@ class PAIRS(Attack):
         available = len(self.auxiliary)
         if available < neurons:
             raise DataError(
-                f"PAIRS: {available} auxiliary samples for {neurons} neurons; it needs one a neuron. "
+                f"PAIRS: {available} auxiliary samples for {neurons} neurons; it needs one per neuron. "
                 "Give more auxiliary data or attack fewer neurons."
             )
         weight = torch.empty(neurons, features, device=generator.device)

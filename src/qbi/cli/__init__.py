@@ -1,4 +1,4 @@
-"""The command line: one thin module a command."""
+"""The command line: one thin module per command."""
 
 import errno
 import sys

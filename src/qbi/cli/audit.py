@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 
 from qbi.cli import audit_options as options
-from qbi.cli.common import Device, Json, Seed, checked_device, console, log, percent, plain, words
+from qbi.cli.common import Device, Json, Seed, announce, checked_device, console, log, percent, plain, words
 from qbi.errors import BadValue
 from qbi.files import check_place, to_json, write_atomically
 
@@ -95,6 +95,10 @@ def audit(
     helper = None if aux is None else audited_samples(aux, width, 0, size, seed + 1, skip_bad, raw=samples.raw)
     if helper is not None:
         check_like(samples, helper)
+    shape = "×".join(map(str, samples.inputs[0].shape[1:]))
+    announce(
+        f"{len(samples):,} samples of {shape} values, {batches} batches of {client.samples}, {len(attacks)} attacks."
+    )
     with log.status("loading", spinner="dots") as status:
         result = run(
             user if user is not None else paper_model(samples, width, norm, seed),

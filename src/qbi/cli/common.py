@@ -19,6 +19,11 @@ console = Console()
 log = Console(stderr=True)
 
 
+def announce(what: str) -> None:
+    """Say how large a job is before it starts, on standard error: no long work is silent, not in a pipe either."""
+    log.print(what, markup=False, highlight=False)
+
+
 def checked_device(name: str) -> str:
     """Refuse a device that is not there."""
     import torch

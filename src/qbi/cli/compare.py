@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from rich.table import Table
 
-from qbi.cli.common import Json, Seed, console, progress_bar, words
+from qbi.cli.common import Json, Seed, announce, console, progress_bar, words
 from qbi.errors import BadValue
 from qbi.files import to_json, write_atomically
 
@@ -49,6 +49,11 @@ def compare(
     sizes = _numbers(batch_sizes)
     setting = Setting(neurons, batches, rounds, epochs, trainings, optimiser, learning_rate, gain, seed)
     images = open_images(data, size=size, count=max(sizes) + neurons + 400, seed=seed)
+    announce(
+        f"{len(chosen_attacks)} attacks, {len(chosen_defences)} defences, batches of {', '.join(map(str, sizes))}: "
+        f"{len(chosen_attacks) * len(chosen_defences) * len(sizes) * batches * rounds:,} answers to read, "
+        f"{len(chosen_defences) * len(sizes) * trainings if epochs else 0:,} trainings."
+    )
     with progress_bar("comparing") as bar:
         outcomes, accuracy = run_matrix(
             images,
@@ -85,7 +90,7 @@ def _show(
     from qbi.report.matrix import accuracy_cell
 
     table = Table(title=f"{data}, N = {neurons}: R in percent at 60 dB (at 19 dB)")
-    for title in ("B", "defence", *attacks, "ms a step", "accuracy %"):
+    for title in ("B", "defence", *attacks, "ms per step", "accuracy %"):
         table.add_column(title, justify="right")
     for size in sizes:
         for defence in defences:

@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 
 from qbi import __version__
-from qbi.cli.common import Device, Json, Seed, checked_device, console, log, progress_bar
+from qbi.cli.common import Device, Json, Seed, announce, checked_device, console, log, progress_bar
 from qbi.errors import BadValue
 from qbi.files import to_json, write_atomically
 
@@ -45,7 +45,7 @@ def reproduce(
     runs: Annotated[
         int | None, typer.Option(min=1, max=10_000, help="Runs per cell (paper: 10; 300 on noise).")
     ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="One run a cell, for a first look.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="One run per cell, for a first look.")] = False,
     direct: Annotated[bool, typer.Option("--direct", help="Real weights and forward passes.")] = False,
     from_gradients: Annotated[bool, typer.Option("--from-gradients", help="Real client steps, read back.")] = False,
     jobs: Annotated[int | None, typer.Option(min=1, help="Worker processes (default: the number of cores).")] = None,
@@ -89,6 +89,7 @@ def reproduce(
         workers = jobs or (1 if device != "cpu" else os.cpu_count() or 1)
         where = checked_device(device)
         settings = Settings(data, out, where, workers, engine == "ray", address, skip_bad, seed)
+        announce(f"{len(wanted):,} cells, {len(store.missing(wanted)):,} of them not yet computed.")
         _compute(chosen, wanted, store, settings)
     document = _render(store, chosen, out, seed, route, no_samples)
     if json:

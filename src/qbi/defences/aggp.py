@@ -154,7 +154,7 @@ def _kernel() -> Callable[..., None] | None:
 
 
 def prune_by_sorting(gradient: Tensor, counts: Tensor, seed: int, settings: AGGP) -> None:
-    """Sort the few pruned rows whole, once by size and once by lot: one transfer to the host a call, whatever the counts."""
+    """Sort the few pruned rows whole, once by size and once by lot: one transfer to the host per call, whatever the counts."""
     chosen = ((counts > 0) & (counts < settings.cutoff)).nonzero()[:, 0]
     if len(chosen) == 0:
         return

@@ -1,6 +1,6 @@
 """What a firing pattern tells: which neurons are active, which isolate a sample, which samples are lost.
 
-The pattern is a matrix of booleans, one row a neuron, one column a sample, possibly with leading dimensions
+The pattern is a matrix of booleans, one row per neuron, one column per sample, possibly with leading dimensions
 for independent layers. Every route to A, P, R (real forward passes, Gram-space draws, theory's checks) ends here.
 """
 

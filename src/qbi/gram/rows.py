@@ -1,7 +1,7 @@
 """The law of a random layer's activations on given data, through the Gram matrix alone.
 
 For samples X (B×M) and a row w ~ N(0, I_M), the pre-activations Xw are N(0, G) with G = XXᵀ. Whatever is asked
-of the *signs* of Xw + b can be answered with B numbers a row instead of M: exactly in law, not approximately.
+of the *signs* of Xw + b can be answered with B numbers per row instead of M: exactly in law, not approximately.
 `docs/gram.md` derives what stands here.
 
 Memory: O(B²) beyond the data for a Gram matrix, whatever M; O(draws·B) for draws; N×M only in `lift`.

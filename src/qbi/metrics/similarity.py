@@ -1,4 +1,4 @@
-"""SSIM, PSNR and L1, one value a sample (a batch's PSNR is infinite as soon as one image is exact)."""
+"""SSIM, PSNR and L1, one value per sample (a batch's PSNR is infinite as soon as one image is exact)."""
 
 import torch
 from jaxtyping import Float

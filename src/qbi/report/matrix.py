@@ -10,7 +10,7 @@ Row = dict[str, Any]
 
 
 def to_markdown(rows: Sequence[Row], accuracy: Sequence[Row]) -> str:
-    """One table a batch size: R at 60 dB and mean SSIM for each attack, exposed values, accuracy."""
+    """One table per batch size: R at 60 dB and mean SSIM for each attack, exposed values, accuracy."""
     parts = []
     for batch_size in sorted({row["batch_size"] for row in rows}):
         chosen = [row for row in rows if row["batch_size"] == batch_size]

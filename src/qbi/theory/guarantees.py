@@ -101,7 +101,7 @@ class Prior:
 
     @classmethod
     def of(cls, samples: np.ndarray, span: float | None = None) -> "Prior":
-        """From samples of the domain, one a row."""
+        """From samples of the domain, one per row."""
         rows = np.asarray(samples, dtype=np.float64).reshape(len(samples), -1)
         if len(rows) < 2:
             raise BadValue(f"guarantees: {len(rows)} samples; a prior needs at least two.")

@@ -147,7 +147,7 @@ def _summed(parts: Sequence[Weights], weights: Tensor) -> Weights:
 
 
 def combined(gradients: Weights, weights: Tensor) -> Weights:
-    """Σ wᵢ·gᵢ of gradients that stand one a sample."""
+    """Σ wᵢ·gᵢ of gradients, one per sample."""
     if not bool(weights.all()):
         gradients = {n: _finite(g) for n, g in gradients.items()}
     return {n: torch.tensordot(weights.to(g.dtype), g, dims=1) for n, g in gradients.items()}

@@ -43,7 +43,7 @@ def split(values: Tensor, place: Place, samples: int, call: Call) -> Tensor:
 
 
 def squares(gradients: Weights) -> Tensor:
-    """Squared norms over all parameters of gradients that stand one a sample."""
+    """Squared norms over all parameters of gradients, one per sample."""
     return torch.stack([g.flatten(1).float().square().sum(1) for g in gradients.values()]).sum(0)
 
 

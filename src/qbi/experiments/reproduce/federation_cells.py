@@ -1,4 +1,4 @@
-"""What R becomes in a federation: local steps, optimisers, aggregation, sybils, shared noise. One run a cell."""
+"""What R becomes in a federation: local steps, optimisers, aggregation, sybils, shared noise. One run per cell."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence

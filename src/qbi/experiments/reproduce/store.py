@@ -1,4 +1,4 @@
-"""Results in one SQLite file: a row a cell, written whole, never twice.
+"""Results in one SQLite file: a row per cell, written whole, never twice.
 
 Write-ahead logging makes a kill at any moment harmless: a row is there or it is not, and what is not there is
 computed again under the same seed.

@@ -204,7 +204,7 @@ def federation_table(results: Results, item: Named) -> TableView:
         for name in scenario_names()
     )
     note = (
-        f"CIFAR-10, {neurons} neurons, {batch} samples a client, a two-layer network, QBI made for as many samples as are mixed. "
+        f"CIFAR-10, {neurons} neurons, {batch} samples per client, a two-layer network, QBI made for as many samples as are mixed. "
         "R over all samples behind the update. The prediction is that of the Gram law for these samples in one batch: it "
         "holds for gradients and their sums, and says nothing of several local steps or of noise."
     )
