@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from qbi.attacks import PAIRS
-from qbi.attacks.pairs import BLOCK, search
+from qbi.attacks.search import BLOCK, search
 from qbi.gram import Law, gram, law
 from qbi.randomness import generator
 

@@ -3,40 +3,22 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 
 import torch
-from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
-from qbi.attacks import Attack, Carried, Knowledge, Mounted
+from qbi.attacks import Attack, Knowledge, Mounted
 from qbi.attacks.mounting import as_it_is, with_attack, write
-from qbi.auditing.client import Client
+from qbi.auditing.domain import FEW, Domain
 from qbi.auditing.result import AttackOutcome
-from qbi.auditing.samples import Samples
-from qbi.auditing.shortcut import Shortcuts
 from qbi.auditing.survey import Finding, Untested
-from qbi.auditing.trial import Answer, Trial, chosen_batch, read_answer, take_answer
-from qbi.calling import call_with
-from qbi.carrier import Normalised, flat
+from qbi.auditing.trial import Answer, Trial, read_answer, take_answer
 from qbi.defences import StepDefence
-from qbi.errors import BadValue, CannotMount, CannotRead, DataError
-from qbi.exposure import observe
-from qbi.federation.client import Loss
+from qbi.errors import BadValue, CannotMount, CannotRead
 from qbi.metrics import EXACT, FAITHFUL, THRESHOLDS, mean_interval, mean_leakage
 from qbi.randomness import generator
 
 GAINS = (1.0, 0.01, 100.0)
 """Joint scales of weights and bias that are tried, in units of 1/√M, the usual one first."""
-
-FEW = 32
-"""Samples of the domain from which a server knows how large values are; and auxiliary samples in a first look."""
-
-HEAVY = 2e11
-"""Operations of a batch's way through a model above which it is run less often."""
-
-AT_A_TIME = 16
-"""Samples that are run at a time to see what arrives at a layer."""
 
 MOST_PREDICTED = 1024
 """Samples or positions of a batch up to which its Gram matrix is formed."""
@@ -53,22 +35,8 @@ class Attempt:
 
 
 @dataclass(frozen=True)
-class Campaign:
-    """What stays the same over all attacks of one audit."""
-
-    model: nn.Module
-    samples: Samples
-    client: Client
-    loss: Loss
-    batches: int
-    seed: int
-    device: str
-    auxiliary: Samples | None
-    settings: Mapping[str, float]
-    shortcuts: Shortcuts = field(default_factory=Shortcuts, repr=False)
-    brief: bool = False
-    """Whether this is a first look, for which a few samples of the domain are enough."""
-    _arrived: dict[tuple[object, ...], Tensor] = field(default_factory=dict, repr=False)
+class Campaign(Domain):
+    """Attacks on one model, each on every batch."""
 
     def on_the_model_as_it_is(self, attack: type[Attack], findings: Sequence[Finding]) -> Iterator[Attempt | Untested]:
         """An attack that crafts nothing, on every layer with a bias; layers that give nothing of a first batch are left out but the first."""
@@ -117,7 +85,7 @@ class Campaign:
     def mounted(self, attack: type[Attack], finding: Finding) -> Mounted:
         """The attack prepared for a layer, with the statistics and samples of the domain that it asks for."""
         assert finding.carried is not None
-        source, order = self._others()
+        source, order = self.others()
         some = order[:FEW] if len(order) >= 2 else torch.arange(min(FEW, len(self.samples)))
         carried = finding.carried.placed_for(attack.domain, self.arrivals(finding.carried, source, some))
         blank = Knowledge(
@@ -127,56 +95,11 @@ class Campaign:
             settings=self.settings,
             seed=self.seed,
         )
-        auxiliary = self._auxiliary(carried, attack, blank)
+        auxiliary = self.auxiliary_for(carried, attack, blank)
         prepared = attack.prepare(
             Knowledge(blank.batch_size, blank.neurons, blank.features, auxiliary, self.settings, self.seed)
         )
         return with_attack(carried, prepared)
-
-    def _auxiliary(self, carried: Carried, attack: type[Attack], knowledge: Knowledge) -> Tensor | None:
-        """Samples of the domain as they arrive at the layer: given ones, or those that are in no batch."""
-        needed, useful = attack.auxiliary_needed(knowledge), attack.auxiliary_useful(knowledge)
-        if useful == 0:
-            return None
-        source, order = self._others()
-        tokens = carried.carrier.tokens
-        if self.brief or (self.heavy and not carried.carrier.exact):
-            useful = max(needed, min(useful, (FEW if self.brief else 2 * FEW) * tokens))
-        if len(order) * tokens < needed:
-            raise DataError(
-                f"{attack.name}: {len(order)} samples are left as auxiliary data beside the batches, but it needs one for each "
-                f"of {needed} neurons. Give more data or --aux."
-            )
-        if len(order) == 0:
-            return None
-        return self.arrivals(carried, source, order[: -(-useful // tokens)])[:useful]
-
-    def _others(self) -> tuple[Samples, Tensor]:
-        """Samples of the domain that are in no batch."""
-        if self.auxiliary is not None:
-            return self.auxiliary, torch.arange(len(self.auxiliary))
-        used = torch.zeros(len(self.samples), dtype=torch.bool)
-        for number in range(self.batches):
-            used[chosen_batch(self.samples, self.client, self.seed, number)] = True
-        return self.samples, (~used).nonzero()[:, 0]
-
-    def arrivals(self, carried: Carried, source: Samples, chosen: Tensor) -> Tensor:
-        """What some samples are when they reach the layer."""
-        carrier = carried.carrier
-        if carrier.exact and carrier.embedding is None and not any(isinstance(s, Normalised) for s in carrier.steps):
-            # The layers before are the identity: what arrives is the sample.
-            assert carrier.places is not None
-            values = flat(source.inputs[carrier.source][chosen])[:, carrier.places[0]].to(self.device)
-            return (values - carrier.centre) / carrier.spread_of_values
-        # Attacks on a layer find the same way to it.
-        key = (id(carried.model), carried.layer, id(source), *chosen.tolist())
-        if key not in self._arrived:
-            parts = []
-            for block in chosen.split(AT_A_TIME):
-                inputs, _ = source.batch(block if len(block) > 1 else block.repeat(2), self.device)
-                parts.append(observe(carried.model, carried.layer, inputs).features)
-            self._arrived[key] = torch.cat(parts)
-        return carrier.arrived(self._arrived[key])
 
     def bounded(self, mounted: Mounted, answer: Answer, defence: StepDefence, seed: int) -> Answer:
         """The same answer with a defence that works inside the step."""
@@ -184,15 +107,6 @@ class Campaign:
         draws = generator(seed, "defence", defence.name, device=self.device)
         update = defence.update(mounted.model, inputs, targets, draws, loss=self.loss, seed=seed)
         return replace(answer, step=replace(answer.step, update=update))
-
-    @cached_property
-    def heavy(self) -> bool:
-        """Whether one batch's way through the model is a matter of seconds, by the operations that two samples take."""
-        probe = tuple(part[:2].to(self.device) for part in self.samples.inputs)
-        own = {name: b.clone() for name, b in self.model.named_buffers()}
-        with FlopCounterMode(display=False) as counter, torch.no_grad(), torch.random.fork_rng(devices=[]):
-            call_with(self.model, own, probe)
-        return bool(counter.get_total_flops() / 2 * self.client.batch_size > HEAVY)
 
     def write(self, mounted: Mounted, number: int, gain: float) -> None:
         """Fresh rows for one batch."""

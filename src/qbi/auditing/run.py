@@ -3,7 +3,7 @@
 import copy
 import platform
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import qbi
-from qbi.attacks import Attack
 from qbi.attacks.registry import BY_DEFAULT, select
+from qbi.auditing.attempts import Progress, all_attempts
 from qbi.auditing.bounds import budget_points
 from qbi.auditing.campaign import Attempt, Campaign
 from qbi.auditing.client import Client
@@ -24,7 +24,7 @@ from qbi.auditing.losses import check_value, choose_loss
 from qbi.auditing.remedies import advise, defended
 from qbi.auditing.result import AuditResult, Gallery
 from qbi.auditing.samples import Samples, as_tensors, image_samples, tensor_samples, text_samples
-from qbi.auditing.survey import Finding, Untested, left_alone, probe_of, survey
+from qbi.auditing.survey import Finding, Untested, probe_of, survey
 from qbi.errors import BadValue, DataError
 from qbi.federation.client import Loss, run_model
 from qbi.records import ImageData, TextData
@@ -32,7 +32,6 @@ from qbi.routing.graph import Traced
 from qbi.routing.path import find_path
 
 Data = Samples | ImageData | TextData | Tensor | tuple[Tensor, ...] | Any
-Progress = Callable[[str], None]
 
 
 def audit(
@@ -92,7 +91,7 @@ def audit(
     value, samples, loss_name = _prepared_loss(sent, samples, probe, loss, device)
     helper = as_samples(auxiliary) if auxiliary is not None else None
     campaign = Campaign(sent, samples, client, value, batches, seed, device, helper, settings or {})
-    attempts, untested = _attempts(campaign, wanted, findings, layers, say)
+    attempts, untested = all_attempts(campaign, wanted, findings, layers, say)
     result = _assembled(campaign, traced, findings, attempts, [*unlooked, *untested], say, defences=defences)
     say("done")
     return replace(result, model=name or type(model).__name__, loss=loss_name, seconds=time.perf_counter() - started)
@@ -161,67 +160,6 @@ def _most(attempts: Sequence[Attempt], *, crafted: bool) -> Attempt | None:
     return max((a for a in attempts if a.outcome.crafted is crafted), key=lambda a: a.outcome.recall, default=None)
 
 
-def _attempts(
-    campaign: Campaign,
-    attacks: Sequence[type[Attack]],
-    findings: Sequence[Finding],
-    layers: str,
-    say: Progress,
-) -> tuple[list[Attempt], list[Untested]]:
-    """Every attack: those that craft nothing on all layers, the others on the chosen ones."""
-    attempts: list[Attempt] = []
-    untested: list[Untested] = []
-    chosen = _chosen(findings, layers)
-    crafting = [a for a in attacks if a.crafts]
-    brief: list[Attempt] = []
-    if layers == "most exposed" and len(chosen) > 1 and crafting:
-        chosen, brief, untested = _briefly(campaign, crafting, chosen, say)
-    for attack in (a for a in attacks if not a.crafts):
-        say(attack.name)
-        for tried in campaign.on_the_model_as_it_is(attack, findings):
-            (untested if isinstance(tried, Untested) else attempts).append(tried)  # type: ignore[arg-type]
-    for finding in chosen:
-        for attack in (a for a in attacks if a.crafts):
-            say(f"{attack.name} on {finding.name}")
-            found = campaign.crafted(attack, finding)
-            if isinstance(found, Untested):
-                untested.append(found)
-            else:
-                attempts.append(found)
-    return [*attempts, *brief], untested
-
-
-BRIEFLY = 24
-"""Layers that are tried briefly, those that look most exposed first."""
-
-
-def _briefly(
-    campaign: Campaign, attacks: Sequence[type[Attack]], able: Sequence[Finding], say: Progress
-) -> tuple[list[Finding], list[Attempt], list[Untested]]:
-    """One attack on one batch of every layer; the one that gives most away gets the full treatment."""
-    brief = replace(campaign, batches=1, brief=True)
-    attack = next((a for a in attacks if a.quick), attacks[0])
-    tried: list[Attempt] = []
-    untested: list[Untested] = []
-    for finding in able[:BRIEFLY]:
-        say(f"{attack.name}, briefly, on {finding.name}")
-        found = brief.crafted(attack, finding)
-        if finding.reach == "lossy" and (isinstance(found, Untested) or not found.outcome.reads):
-            probe = probe_of(tuple(part.to(campaign.device) for part in campaign.samples.inputs))
-            other = left_alone(finding, campaign.model, probe)
-            again = brief.crafted(attack, other) if other.attackable and other is not finding else found
-            found = found if isinstance(again, Untested) else again
-        (untested if isinstance(found, Untested) else tried).append(found)  # type: ignore[arg-type]
-    why = f"only the {BRIEFLY} layers that look most exposed are tried; --layers all tries every one."
-    untested += [Untested("crafted models", f.name, why) for f in able[BRIEFLY:]]
-    if not tried:
-        return list(able[:1]), [], untested
-    worst = max(
-        tried, key=lambda a: (a.outcome.reads, *(i.mean for i in a.outcome.recovered.values()), *a.finding.rank)
-    )
-    return [worst.finding], [a for a in tried if a is not worst], untested
-
-
 def as_samples(data: Data) -> Samples:
     """Whatever a user has, as samples."""
     if isinstance(data, Samples):
@@ -265,21 +203,6 @@ def _prepared_loss(
 def _like(output: Tensor, count: int) -> Tensor:
     """An output of the whole data's shape, without its values."""
     return output.new_empty(1).expand(count, *output.shape[1:]) if output.dim() else output
-
-
-def _chosen(findings: Sequence[Finding], wanted: str) -> list[Finding]:
-    able = sorted((f for f in findings if f.attackable), key=lambda f: f.rank, reverse=True)
-    if wanted == "all":
-        return [f for f in able if f.target.slope_below != 1]
-    if wanted == "most exposed":
-        return able
-    named = [f for f in findings if f.name == wanted]
-    if not named:
-        known = ", ".join(f.name for f in findings) or "none"
-        raise BadValue(f"--layers: the model has no linear layer {wanted!r}; it has {known}.")
-    if not named[0].attackable:
-        raise BadValue(f"--layers: {wanted} cannot be attacked: {named[0].reason}")
-    return named
 
 
 def _path(traced: Traced, layer: str) -> tuple[str, ...]:

@@ -3,8 +3,9 @@
 import torch
 from torch import Tensor
 
-from qbi.attacks.pairs import PAIRS, search
+from qbi.attacks.pairs import PAIRS
 from qbi.attacks.qbi import QBI
+from qbi.attacks.search import search
 from qbi.benchmarks.timing import Comparison, Shape, seconds
 from qbi.gram import gram, law
 from qbi.randomness import generator

@@ -1,0 +1,86 @@
+"""Which attacks are tried on which layers: all layers briefly, the one that gives most away in full."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from qbi.attacks import Attack
+from qbi.auditing.campaign import Attempt, Campaign
+from qbi.auditing.survey import Finding, Untested, left_alone, probe_of
+from qbi.errors import BadValue
+
+Progress = Callable[[str], None]
+
+BRIEFLY = 24
+"""Layers that are tried briefly, those that look most exposed first."""
+
+
+def all_attempts(
+    campaign: Campaign,
+    attacks: Sequence[type[Attack]],
+    findings: Sequence[Finding],
+    layers: str,
+    say: Progress,
+) -> tuple[list[Attempt], list[Untested]]:
+    """Every attack: those that craft nothing on all layers, the others on the chosen ones."""
+    attempts: list[Attempt] = []
+    untested: list[Untested] = []
+    chosen = _chosen(findings, layers)
+    crafting = [a for a in attacks if a.crafts]
+    brief: list[Attempt] = []
+    if layers == "most exposed" and len(chosen) > 1 and crafting:
+        chosen, brief, untested = _briefly(campaign, crafting, chosen, say)
+    for attack in (a for a in attacks if not a.crafts):
+        say(attack.name)
+        for tried in campaign.on_the_model_as_it_is(attack, findings):
+            (untested if isinstance(tried, Untested) else attempts).append(tried)  # type: ignore[arg-type]
+    for finding in chosen:
+        for attack in (a for a in attacks if a.crafts):
+            say(f"{attack.name} on {finding.name}")
+            found = campaign.crafted(attack, finding)
+            if isinstance(found, Untested):
+                untested.append(found)
+            else:
+                attempts.append(found)
+    return [*attempts, *brief], untested
+
+
+def _briefly(
+    campaign: Campaign, attacks: Sequence[type[Attack]], able: Sequence[Finding], say: Progress
+) -> tuple[list[Finding], list[Attempt], list[Untested]]:
+    """One attack on one batch of every layer; the one that gives most away gets the full treatment."""
+    brief = replace(campaign, batches=1, brief=True)
+    attack = next((a for a in attacks if a.quick), attacks[0])
+    tried: list[Attempt] = []
+    untested: list[Untested] = []
+    for finding in able[:BRIEFLY]:
+        say(f"{attack.name}, briefly, on {finding.name}")
+        found = brief.crafted(attack, finding)
+        if finding.reach == "lossy" and (isinstance(found, Untested) or not found.outcome.reads):
+            probe = probe_of(tuple(part.to(campaign.device) for part in campaign.samples.inputs))
+            other = left_alone(finding, campaign.model, probe)
+            again = brief.crafted(attack, other) if other.attackable and other is not finding else found
+            found = found if isinstance(again, Untested) else again
+        (untested if isinstance(found, Untested) else tried).append(found)  # type: ignore[arg-type]
+    why = f"only the {BRIEFLY} layers that look most exposed are tried; --layers all tries every one."
+    untested += [Untested("crafted models", f.name, why) for f in able[BRIEFLY:]]
+    if not tried:
+        return list(able[:1]), [], untested
+    worst = max(
+        tried, key=lambda a: (a.outcome.reads, *(i.mean for i in a.outcome.recovered.values()), *a.finding.rank)
+    )
+    return [worst.finding], [a for a in tried if a is not worst], untested
+
+
+def _chosen(findings: Sequence[Finding], wanted: str) -> list[Finding]:
+    able = sorted((f for f in findings if f.attackable), key=lambda f: f.rank, reverse=True)
+    if wanted == "all":
+        return [f for f in able if f.target.slope_below != 1]
+    if wanted == "most exposed":
+        return able
+    named = [f for f in findings if f.name == wanted]
+    if not named:
+        known = ", ".join(f.name for f in findings) or "none"
+        raise BadValue(f"--layers: the model has no linear layer {wanted!r}; it has {known}.")
+    if not named[0].attackable:
+        raise BadValue(f"--layers: {wanted} cannot be attacked: {named[0].reason}")
+    return named

@@ -1,0 +1,102 @@
+"""The surroundings of an audit's attacks: what the client has, and what the server knows of the domain."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from qbi.attacks import Attack, Carried, Knowledge
+from qbi.auditing.client import Client
+from qbi.auditing.samples import Samples
+from qbi.auditing.shortcut import Shortcuts
+from qbi.auditing.trial import chosen_batch
+from qbi.calling import call_with
+from qbi.carrier import Normalised, flat
+from qbi.errors import DataError
+from qbi.exposure import observe
+from qbi.federation.client import Loss
+
+FEW = 32
+"""Samples of the domain from which a server knows how large values are; and auxiliary samples in a first look."""
+
+HEAVY = 2e11
+"""Operations of a batch's way through a model above which it is run less often."""
+
+AT_A_TIME = 16
+"""Samples that are run at a time to see what arrives at a layer."""
+
+
+@dataclass(frozen=True)
+class Domain:
+    """What stays the same over all attacks of one audit: the model, the client, and the data that a server knows the domain by."""
+
+    model: nn.Module
+    samples: Samples
+    client: Client
+    loss: Loss
+    batches: int
+    seed: int
+    device: str
+    auxiliary: Samples | None
+    settings: Mapping[str, float]
+    shortcuts: Shortcuts = field(default_factory=Shortcuts, repr=False)
+    brief: bool = False
+    """Whether this is a first look, for which a few samples of the domain are enough."""
+    _arrived: dict[tuple[object, ...], Tensor] = field(default_factory=dict, repr=False)
+
+    @cached_property
+    def heavy(self) -> bool:
+        """Whether one batch's way through the model is a matter of seconds, by the operations that two samples take."""
+        probe = tuple(part[:2].to(self.device) for part in self.samples.inputs)
+        own = {name: b.clone() for name, b in self.model.named_buffers()}
+        with FlopCounterMode(display=False) as counter, torch.no_grad(), torch.random.fork_rng(devices=[]):
+            call_with(self.model, own, probe)
+        return bool(counter.get_total_flops() / 2 * self.client.batch_size > HEAVY)
+
+    def others(self) -> tuple[Samples, Tensor]:
+        """Samples of the domain that are in no batch."""
+        if self.auxiliary is not None:
+            return self.auxiliary, torch.arange(len(self.auxiliary))
+        used = torch.zeros(len(self.samples), dtype=torch.bool)
+        for number in range(self.batches):
+            used[chosen_batch(self.samples, self.client, self.seed, number)] = True
+        return self.samples, (~used).nonzero()[:, 0]
+
+    def auxiliary_for(self, carried: Carried, attack: type[Attack], knowledge: Knowledge) -> Tensor | None:
+        """Samples of the domain as they arrive at the layer: given ones, or those that are in no batch."""
+        needed, useful = attack.auxiliary_needed(knowledge), attack.auxiliary_useful(knowledge)
+        if useful == 0:
+            return None
+        source, order = self.others()
+        tokens = carried.carrier.tokens
+        if self.brief or (self.heavy and not carried.carrier.exact):
+            useful = max(needed, min(useful, (FEW if self.brief else 2 * FEW) * tokens))
+        if len(order) * tokens < needed:
+            raise DataError(
+                f"{attack.name}: {len(order)} samples are left as auxiliary data beside the batches, but it needs one for each "
+                f"of {needed} neurons. Give more data or --aux."
+            )
+        if len(order) == 0:
+            return None
+        return self.arrivals(carried, source, order[: -(-useful // tokens)])[:useful]
+
+    def arrivals(self, carried: Carried, source: Samples, chosen: Tensor) -> Tensor:
+        """What some samples are when they reach the layer."""
+        carrier = carried.carrier
+        if carrier.exact and carrier.embedding is None and not any(isinstance(s, Normalised) for s in carrier.steps):
+            # The layers before are the identity: what arrives is the sample.
+            assert carrier.places is not None
+            values = flat(source.inputs[carrier.source][chosen])[:, carrier.places[0]].to(self.device)
+            return (values - carrier.centre) / carrier.spread_of_values
+        # Attacks on a layer find the same way to it.
+        key = (id(carried.model), carried.layer, id(source), *chosen.tolist())
+        if key not in self._arrived:
+            parts = []
+            for block in chosen.split(AT_A_TIME):
+                inputs, _ = source.batch(block if len(block) > 1 else block.repeat(2), self.device)
+                parts.append(observe(carried.model, carried.layer, inputs).features)
+            self._arrived[key] = torch.cat(parts)
+        return carrier.arrived(self._arrived[key])
