@@ -97,3 +97,16 @@ def test_a_later_layer_starts_where_an_earlier_one_was_reached():
         assert torch.equal(found.update.gradients[f"{layer}.weight"], whole.update.gradients[f"{layer}.weight"])
         assert all(torch.equal(found.update.buffers[n], b) for n, b in whole.update.buffers.items())
         assert count == (2 if layer == "4" else 1)  # to see what runs before, on two samples; and once on the batch
+
+
+def test_a_model_for_batches_of_one_size_is_stepped_whole():
+    class OfSix(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.before, self.layer, self.head = nn.Linear(192, 20), nn.Linear(20, 20), nn.Linear(20, 4)
+
+        def forward(self, x):
+            return self.head(self.layer(self.before(x.reshape(6, 192)).relu()).relu())
+
+    found = Shortcuts().step(OfSix(), "layer", (X,), Y, loss=default_loss, seed=0)
+    assert "before.weight" in found.update.gradients

@@ -18,6 +18,9 @@ from qbi.calling import call_with
 from qbi.federation.client import Loss
 from qbi.federation.exposed import ClientStep, exposed_step
 
+FAILURES = (RuntimeError, ValueError, TypeError, IndexError, AttributeError)
+"""What a model may raise where its parts return placeholders."""
+
 
 @dataclass(frozen=True)
 class _Kept:
@@ -51,7 +54,12 @@ class Shortcuts:
         """`exposed_step` of one layer. Gradients of what stands before the layer may be missing."""
         parts = tuple(name for name, _ in model.named_modules())
         if (layer, parts) not in self._before:
-            self._before[layer, parts] = _modules_before(model, layer, inputs, seed)
+            try:
+                self._before[layer, parts] = _modules_before(model, layer, inputs, seed)
+            except (
+                FAILURES
+            ):  # a model that takes no two samples, say; what is wrong shows in the whole step, if anything is
+                self._before[layer, parts] = ()
         before = self._before[layer, parts]
         if not before:
             return exposed_step(model, inputs, targets, layers=[layer], loss=loss, seed=seed)
@@ -163,7 +171,7 @@ def _keep(
     try:
         with _placeholders(model, layer, kept), _as_a_client(model, inputs, seed) as buffers:
             short = call_with(model, buffers, inputs)
-    except (RuntimeError, ValueError, TypeError, IndexError):
+    except FAILURES:
         return None
     same = isinstance(whole, Tensor) and isinstance(short, Tensor) and torch.equal(whole, short)
     return kept if same else None
