@@ -3,6 +3,7 @@
 import gzip
 import os
 import resource
+import signal
 import sqlite3
 import struct
 import subprocess
@@ -259,3 +260,24 @@ def test_wide_heads_and_many_tokens_cost_no_square():
     wide = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 8))
     with LeakGuard(wide, "report"):
         wide(torch.randn(16, 256, 64)).mean().backward()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("audit", "--size", "64"), "nothing was written"),
+        (("reproduce", "synthetic", "--jobs", "1"), "the same command goes on from there"),
+    ],
+)
+def test_ctrl_c_says_in_one_line_what_is_kept(arguments, said, tmp_path):
+    out = ("--out", str(tmp_path / "out"))
+    command = [sys.executable, "-m", "qbi", *arguments, *out]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, cwd=tmp_path) as work:
+        first = work.stderr.readline()  # the size of the job: from here on it is at work
+        assert "samples" in first or "cells" in first
+        work.send_signal(signal.SIGINT)
+        rest = work.stderr.read()
+    assert work.returncode == 130, rest
+    assert said in rest
+    assert "Traceback" not in rest
+    assert not (tmp_path / "out" / "audit.json").exists()

@@ -10,6 +10,9 @@ INTERRUPTED = 130
 FAULT = 70
 """Exit code of a fault in the program itself, as in sysexits.h."""
 
+KEPT = "what was finished is kept, and the same command goes on from there"
+NOTHING_KEPT = "nothing was written, and what earlier runs wrote is untouched"
+
 
 def main() -> None:
     """Run `qbi`; what the user can mend becomes one sentence and exit code 2."""
@@ -22,7 +25,7 @@ def main() -> None:
         raise SystemExit(2) from None
     except SystemExit as ended:
         if ended.code == INTERRUPTED:
-            sys.stderr.write("qbi: stopped; what was finished is kept, and the same command goes on from there.\n")
+            sys.stderr.write(f"qbi: stopped; {KEPT if sys.argv[1:2] == ['reproduce'] else NOTHING_KEPT}.\n")
         raise
     except OSError as problem:
         if problem.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
