@@ -183,6 +183,8 @@ def _alone(basis: Tensor, q: Tensor) -> bool:
 
 def _smallest(basis: Tensor, weights: Tensor) -> Tensor:
     """For each row of weights the unit vector on which the weighted basis is smallest."""
+    if len(weights) == 0:
+        return basis.new_zeros(basis.shape[1], 0)
     matrices = torch.stack([(basis * w[:, None]).T @ basis for w in weights])
     smallest: Tensor = torch.linalg.eigh(matrices).eigenvectors[:, :, 0].T
     return smallest
