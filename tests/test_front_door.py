@@ -175,3 +175,24 @@ def test_the_readmes_snippets_are_typed_and_run(tmp_path):
     assert done.returncode == 0, done.stdout
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, cwd=tmp_path, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_every_command_in_the_documents_exists_with_its_options():
+    import typer
+
+    from qbi.cli.app import app
+
+    commands = typer.main.get_command(app).commands
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+    found = [
+        (page.name, line)
+        for page in pages
+        for line in re.findall(r"(?:^ {4}|`)(qbi [a-z][^`\n]*)", page.read_text(), re.MULTILINE)
+    ]
+    assert len(found) > 40
+    for page, line in found:
+        words = line.split("#")[0].split()
+        assert words[1] in commands, f"{page}: {line}"
+        known = {option for parameter in commands[words[1]].params for option in parameter.opts}
+        unknown = {w.split("=")[0] for w in words if w.startswith("--")} - known - {"--help"}
+        assert not unknown, f"{page}: {line}"
