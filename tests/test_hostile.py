@@ -272,7 +272,19 @@ def test_wide_heads_and_many_tokens_cost_no_square():
 def test_ctrl_c_says_in_one_line_what_is_kept(arguments, said, tmp_path):
     out = ("--out", str(tmp_path / "out"))
     command = [sys.executable, "-m", "qbi", *arguments, *out]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, cwd=tmp_path) as work:
+
+    def listening():
+        """A shell that starts the tests in the background lets them, and all they start, ignore Ctrl-C."""
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+    with subprocess.Popen(
+        command,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+        cwd=tmp_path,
+        preexec_fn=listening,
+    ) as work:
         first = work.stderr.readline()  # the size of the job: from here on it is at work
         assert "samples" in first or "cells" in first
         work.send_signal(signal.SIGINT)
