@@ -12,7 +12,10 @@ demo: $(CORE)
 
 test: $(DEV)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "not serial"
-	$(BIN)/python -m pytest -m serial
+	@# Tests that start processes of their own wait more than they compute: two at a time.
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m serial tests/test_reproduce.py & one=$$!; \
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m serial --ignore tests/test_reproduce.py; other=$$?; \
+	wait $$one && exit $$other
 
 check: $(DEV)
 	$(BIN)/ruff check .
