@@ -48,6 +48,12 @@ FAULTS = [
         "test_budget.py",
     ),
     (
+        "defences/budget/products.py",
+        "return values / largest[:, None, None, None], largest.double()",
+        "return values, torch.ones_like(largest).double()",
+        "test_budget.py",
+    ),
+    (
         "detection/parameters.py",
         "(rows / size[:, None]).float()",
         "rows.float()",

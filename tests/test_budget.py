@@ -635,3 +635,33 @@ def test_a_layer_held_under_two_names_keeps_its_weights():
         F.cross_entropy(model(IMAGES), LABELS).backward()
     assert layer.weight is weight
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+class Far(nn.Module):
+    """Huge features, a tiny pull: the squares of one leave float32 upwards or of the other downwards, their product does neither."""
+
+    def __init__(self, part, up, down):
+        super().__init__()
+        self.part, self.up, self.down = part, up, down
+
+    def forward(self, x):
+        return self.down * self.part(self.up * x).flatten(1)
+
+
+@pytest.mark.parametrize("kind", ["linear", "tokens", "convolution"])
+@pytest.mark.parametrize(("up", "down"), [(1e18, 2e-23), (1e10, 1e-14), (1e-23, 1e18), (1.0, 1.0)])
+def test_sizes_that_leave_float32_do_not_slip_past_the_clip(kind, up, down):
+    """Squares that vanished once let sixteen times the clip leave; one sample alone, no noise."""
+    parts = {
+        "linear": (nn.Linear(64, 4096), (1, 64)),
+        "tokens": (nn.Linear(64, 4096), (1, 3, 64)),
+        "convolution": (nn.Conv2d(4, 4096, 3), (1, 4, 4, 4)),
+    }
+    torch.manual_seed(0)
+    part, shape = parts[kind]
+    model = Far(part, up, down)
+    clipping = Clipping(1e-3, 0.0, SystemEntropy(), model=model)
+    with contextlib.suppress(LeakRefused), clipping.seeing:
+        model(torch.randn(shape)).sum().backward()
+    left = sum(p.grad.double().square().sum() for p in model.parameters() if p.grad is not None)
+    assert left**0.5 < 1.001e-3

@@ -61,22 +61,37 @@ def pair_norms(
     total, found = back.new_zeros(samples, dtype=torch.float32), list[Weights]()
     for chosen in torch.arange(samples, device=back.device).split(max(1, MOST_VALUES // each)):
         a, g = _as_pairs(module, into[chosen], back[chosen])
+        (one, size), (other, pull) = _sized(a), _sized(g)
+        products = (size * pull).square()
         part: Weights = {}
         if "bias" in names:
             part["bias"] = g.sum(3).flatten(1)
         if "weight" in names and positions == 1:
-            total[chosen] += (a.square().sum((2, 3)) * g.square().sum((2, 3))).sum(1)
+            squared = (one.square().sum((2, 3)) * other.square().sum((2, 3))).sum(1)
+            total[chosen] += (squared * products).float()
         elif "weight" in names and by_products:
-            total[chosen] += ((a.mT @ a) * (g.mT @ g)).sum((1, 2, 3)).clamp_min(0)
+            squared = ((one.mT @ one) * (other.mT @ other)).sum((1, 2, 3)).clamp_min(0)
+            total[chosen] += (squared * products).float()
         elif "weight" in names:
             part["weight"] = (g @ a.mT).reshape(len(chosen), *module.get_parameter("weight").shape)
         if part:
             total[chosen] += squares(part)
         if positions > 1 and not kept:
-            total[chosen] += slack(a.square().sum((1, 2, 3)), g.square().sum((1, 2, 3)), wide + high)
+            # The bias is a product with one.
+            hidden = slack(one.square().sum((1, 2, 3)), other.square().sum((1, 2, 3)), wide + high)
+            total[chosen] += (hidden * torch.maximum(products, pull.square())).float()
         if kept:
             found.append(part)
     return total, {n: torch.cat([part[n] for part in found]) for n in found[0]} if kept else None
+
+
+def _sized(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Each sample's values divided by the largest of them, and that one in float64.
+
+    A server may send huge features and a tiny pull: squares of either leave float32, and the norm of their product is lost.
+    """
+    largest = values.abs().amax((1, 2, 3)).clamp_min(torch.finfo(torch.float32).tiny)
+    return values / largest[:, None, None, None], largest.double()
 
 
 def _sizes(module: nn.Module, back: Tensor) -> tuple[int, int, int, int]:
