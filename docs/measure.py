@@ -6,7 +6,7 @@ python docs/measure.py overhead
 python docs/measure.py detection --data cifar-10-python.tar.gz
 python docs/measure.py audit
 python docs/measure.py saturation --data imagenet
-python docs/measure.py training --data cifar-10-python.tar.gz
+python docs/measure.py training --data cifar10
 
 What `qbi bench`, `compare` and `reproduce` write is kept beside them as it is, values rounded.
 """
@@ -277,7 +277,9 @@ def training(data: str) -> dict[str, Any]:
     images = open_images(data, size=32, count=60_000, seed=0)
     machine = torch.cuda.get_device_name() if device == "cuda" else "CPU"
     where = f"{machine}, torch {torch.__version__}, {date.today()}, {len(images):,} images, seeds 0 to 9"
-    return {"provenance": where} | full_form(images, device, done=lambda seed: print(f"seed {seed} of 10", flush=True))
+    jobs = 10 if device == "cuda" else 1
+    made = full_form(images, device, jobs=jobs, done=lambda seeds: print(f"{seeds} of 10 seeds", flush=True))
+    return {"provenance": where} | made
 
 
 def main() -> None:
