@@ -160,8 +160,8 @@ class Clipping:
         samples = fresh[0].samples
         if not self._before:
             self._since_noise = 0
-        plan = self._plan(calls, parameters, samples)
-        norms = plan.norms(samples) / self.seeing.scale
+        plan, norms = self._measured(calls, parameters, samples)
+        norms = norms / self.seeing.scale
         share = self.clip / (samples * self.accumulate if self.reduction == "mean" else 1)
         weights = torch.where(norms.isfinite(), (share / norms.clamp_min(1e-30)).clamp(max=1.0), 0.0)
         if not bool(weights.any()):
@@ -204,16 +204,17 @@ class Clipping:
         )
         self.clip *= math.exp(-ADAPTING * min(1.0, max(-1.0, noisy / len(below))))
 
-    def _plan(self, calls: list[Call], parameters: dict[int, Tensor], samples: int) -> "Plan":
-        """Through which calls each parameter's gradient is told apart; found and checked on the first passes, then kept."""
+    def _measured(self, calls: list[Call], parameters: dict[int, Tensor], samples: int) -> tuple[Plan, Tensor]:
+        """Through which calls each parameter's gradient is told apart, found and checked on the first passes; and samples' norms."""
         key = (id(calls[0].root.module), tuple(sorted(c.key for c in calls)))
         known = self._plans.get(key)
         plan = Plan(self.seeing, calls, parameters, known.above if known else {})
-        if known is None or known.checks < CHECKED:
-            plan.checks = (known.checks if known else 0) + 1
-            plan.settle(samples, self._before)
-            self._plans[key] = plan.kept()
-        return plan
+        if known is not None and known.checks >= CHECKED:
+            return plan, plan.norms(samples)
+        plan.checks = (known.checks if known else 0) + 1
+        norms = plan.settled_norms(samples, self._before)
+        self._plans[key] = plan.kept()
+        return plan, norms
 
 
 def _clear(parameters: Iterable[Tensor]) -> None:

@@ -14,6 +14,9 @@ from qbi.defences.seeing import Call, LeakRefused, Seeing
 TOLERANCE = 1e-3
 """Of that comparison, relative to the gradient's norm."""
 
+FLOOR = 1e-6
+"""Of that comparison, relative to the norm of all gradients: some are rounding alone, such as a bias before a normalisation."""
+
 
 Explained = tuple[Call, list[str], list[int]]
 """A call, with the names in its module of the parameters that it explains, and their keys."""
@@ -61,7 +64,8 @@ class Plan:
         return all(places[first + number] is not None for number in call.gradients)
 
     def norms(self, samples: int) -> Tensor:
-        """Each sample's norm over all parameters."""
+        """Each sample's norm over all parameters. Gradients of small layers that were formed for it are kept for the sums."""
+        self.formed = {}
         explained = self.explained()
         times: dict[int, int] = {}
         for _, _, keys in explained:
@@ -114,30 +118,21 @@ class Plan:
                     out[key] = out[key] + found[name] if key in out else found[name]
         return out
 
-    def settle(self, samples: int, before: dict[int, Tensor]) -> None:
-        """Compare with torch's own gradients; where they differ, look from further out, and refuse where that does not help."""
+    def settled_norms(self, samples: int, before: dict[int, Tensor]) -> Tensor:
+        """Norms, once sums of the samples' shares are torch's own gradients; where they are not, look from further out, or refuse."""
         tried: dict[int, set[str]] = {}
+        raw = {key: _raw(p.grad, before.get(key)) for key, p in self.parameters.items() if p.grad is not None}
+        floor = FLOOR * sum(float(g.norm()) ** 2 for g in raw.values()) ** 0.5
         while True:
-            sums = self.sums(torch.ones(samples, device=next(iter(self.parameters.values())).device))
+            norms = self.norms(samples)
+            sums = self.sums(torch.ones(samples, device=norms.device))
             wrong = [
-                key for key, p in self.parameters.items() if not self._agrees(sums.get(key), p.grad, before.get(key))
+                key for key, p in self.parameters.items() if not _agrees(sums.get(key), raw.get(key), p.dtype, floor)
             ]
             if not wrong:
-                return
+                return norms
             for key in wrong:
                 self._step_out(key, tried.setdefault(key, set()))
-
-    @staticmethod
-    def _agrees(found: Tensor | None, gradient: Tensor | None, before: Tensor | None) -> bool:
-        if gradient is None:
-            return found is None or not bool(found.any())
-        gradient = gradient.to_dense() if gradient.is_sparse else gradient
-        raw = gradient.float() if before is None else gradient.float() - before.float()
-        if not bool(raw.isfinite().all()):
-            return True
-        apart = raw if found is None else raw - found.float()
-        tolerance = TOLERANCE if gradient.dtype == torch.float32 else 30 * TOLERANCE
-        return bool(apart.norm() <= tolerance * raw.norm() + 1e-12)
 
     def _step_out(self, key: int, tried: set[str]) -> None:
         """Look at a parameter from the next module around it."""
@@ -155,3 +150,18 @@ class Plan:
 
     def _name(self, call: Call, key: int) -> str:
         return next(n for n, p in call.module.named_parameters(remove_duplicate=False) if id(p) == key)
+
+
+def _raw(gradient: Tensor, before: Tensor | None) -> Tensor:
+    gradient = (gradient.to_dense() if gradient.is_sparse else gradient).float()
+    return gradient if before is None else gradient - before.float()
+
+
+def _agrees(found: Tensor | None, raw: Tensor | None, dtype: torch.dtype, floor: float) -> bool:
+    if raw is None:
+        return found is None or not bool(found.any())
+    if not bool(raw.isfinite().all()):
+        return True
+    apart = raw if found is None else raw - found.float()
+    tolerance = TOLERANCE if dtype == torch.float32 else 30 * TOLERANCE
+    return bool(apart.norm() <= tolerance * raw.norm() + floor)

@@ -55,34 +55,51 @@ def pair_norms(
     back = split(call.gradients[0], places[len(leaves(call.given))], samples, call)
     into = split(leaves(call.given)[0].to(back.dtype), places[0], samples, call)
     groups, wide, high, positions = _sizes(module, back)
-    by_products = positions * (wide + high) <= wide * high
+    by_products = "weight" in names and positions * (wide + high) <= wide * high
     each = groups * (positions * (wide + high) + (positions**2 if by_products else wide * high))
-    kept = "weight" not in names or (not by_products and samples * groups * wide * high <= MOST_VALUES)
+    kept = not by_products and ("weight" not in names or samples * groups * wide * high <= MOST_VALUES)
     total, found = back.new_zeros(samples, dtype=torch.float32), list[Weights]()
     for chosen in torch.arange(samples, device=back.device).split(max(1, MOST_VALUES // each)):
-        a, g = _as_pairs(module, into[chosen], back[chosen])
-        (one, size), (other, pull) = _sized(a), _sized(g)
-        products = (size * pull).square()
-        part: Weights = {}
-        if "bias" in names:
-            part["bias"] = g.sum(3).flatten(1)
-        if "weight" in names and positions == 1:
-            squared = (one.square().sum((2, 3)) * other.square().sum((2, 3))).sum(1)
-            total[chosen] += (squared * products).float()
-        elif "weight" in names and by_products:
-            squared = ((one.mT @ one) * (other.mT @ other)).sum((1, 2, 3)).clamp_min(0)
-            total[chosen] += (squared * products).float()
-        elif "weight" in names:
-            part["weight"] = (g @ a.mT).reshape(len(chosen), *module.get_parameter("weight").shape)
+        if kept and len(chosen) == 1 and isinstance(module, Convolution):
+            # The patches of one sample would not fit: a backward pass of its own forms none.
+            own = convolved(module, _images(module, into[chosen]), _images(module, back[chosen]).float(), names)
+            part = {n: g[None] for n, g in own.items()}
+        else:
+            a, g = _as_pairs(module, into[chosen], back[chosen])
+            part = _formed(module, a, g, [n for n in names if n == "bias" or not by_products])
+            if not kept:
+                total[chosen] += _from_products(a, g, whole=by_products)
         if part:
             total[chosen] += squares(part)
-        if positions > 1 and not kept:
-            # The bias is a product with one.
-            hidden = slack(one.square().sum((1, 2, 3)), other.square().sum((1, 2, 3)), wide + high)
-            total[chosen] += (hidden * torch.maximum(products, pull.square())).float()
         if kept:
             found.append(part)
     return total, {n: torch.cat([part[n] for part in found]) for n in found[0]} if kept else None
+
+
+def _formed(module: nn.Module, a: Tensor, g: Tensor, names: Sequence[str]) -> Weights:
+    """Samples' own gradients."""
+    part: Weights = {}
+    if "bias" in names:
+        part["bias"] = g.sum(3).flatten(1)
+    if "weight" in names:
+        part["weight"] = (g @ a.mT).reshape(len(a), *module.get_parameter("weight").shape)
+    return part
+
+
+def _from_products(a: Tensor, g: Tensor, *, whole: bool) -> Tensor:
+    """What products say of squared norms: the weights' `whole`, and what rounding hides where gradients are summed in another order."""
+    (one, size), (other, pull) = _sized(a), _sized(g)
+    products, positions = (size * pull).square(), a.shape[3]
+    total = torch.zeros_like(products)
+    if whole and positions == 1:
+        total += (one.square().sum((2, 3)) * other.square().sum((2, 3))).sum(1) * products
+    elif whole:
+        total += ((one.mT @ one) * (other.mT @ other)).sum((1, 2, 3)).clamp_min(0) * products
+    if positions > 1:
+        # The bias is a product with one.
+        hidden = slack(one.square().sum((1, 2, 3)), other.square().sum((1, 2, 3)), a.shape[2] + g.shape[2])
+        total += hidden * torch.maximum(products, pull.square())
+    return total.float()
 
 
 def _sized(values: Tensor) -> tuple[Tensor, Tensor]:
@@ -118,7 +135,7 @@ def _as_pairs(module: nn.Module, into: Tensor, back: Tensor) -> tuple[Tensor, Te
         flat_in, flat_back = into.reshape(samples, 1, -1, into.shape[-1]), back.reshape(samples, 1, -1, back.shape[-1])
         return flat_in.float().mT, flat_back.float().mT
     assert isinstance(module, Convolution)
-    images = into.reshape(-1, *into.shape[-(len(module.kernel_size) + 1) :])
+    images = _images(module, into)
     patches = _patches(module, images)
     back = back.reshape(len(images), module.groups, -1, patches.shape[-1])
     if len(images) == samples:
@@ -129,6 +146,11 @@ def _as_pairs(module: nn.Module, into: Tensor, back: Tensor) -> tuple[Tensor, Te
         return each.permute(0, 2, 3, 1, 4).flatten(3).float()
 
     return joined(patches), joined(back)
+
+
+def _images(module: Convolution, values: Tensor) -> Tensor:
+    """Channels and sides of everything a convolution looks at, samples and their parts in front."""
+    return values.reshape(-1, *values.shape[-(len(module.kernel_size) + 1) :])
 
 
 def _patches(module: Convolution, images: Tensor) -> Tensor:
