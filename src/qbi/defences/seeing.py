@@ -242,6 +242,11 @@ class Seeing:
             raise BadValue(f"{call.name} was not called in a trial run on the same samples.")
         return known[key]
 
+    def look_ahead(self, module: nn.Module, given: Any) -> None:
+        """Find out on a few samples where samples stand in a model's tensors, so that a large batch need not be run for it."""
+        names = {m: name for name, m in module.named_modules() if any(p.requires_grad for p in m.parameters())}
+        self.look(Root(module, detached(given), batch_of(given, self.batch_axis), True, names))
+
     def look(self, root: Root) -> None:
         """Run a model with random weights twice, one sample changed, and note where samples stand."""
 

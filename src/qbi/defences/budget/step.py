@@ -1,5 +1,6 @@
 """The budget as a defence among others: a client's step on a batch, its update bounded."""
 
+import contextlib
 import copy
 from dataclasses import dataclass
 
@@ -9,9 +10,13 @@ from torch import Tensor, nn
 from qbi.defences.base import Kind
 from qbi.defences.budget.clipping import Clipping
 from qbi.defences.budget.goal import Budget
+from qbi.errors import QbiError
 from qbi.federation.client import Loss, client_batch, default_loss, run_model
 from qbi.randomness import Draws
 from qbi.records import Update
+
+FEW = 3
+"""Samples on which it is found out where samples stand in a model's tensors."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +59,9 @@ class Bounded:
             count_noise=count,
         )
         with clipping.seeing, torch.random.fork_rng(devices=[]):
+            with contextlib.suppress(QbiError):  # what is wrong shows on the batch, if anything is
+                few = tuple(part[:FEW] for part in inputs) if isinstance(inputs, tuple) else (inputs[:FEW],)
+                clipping.seeing.look_ahead(own, (few, {}))
             torch.manual_seed(seed)
             value = loss(run_model(own, inputs), targets)
             value.backward()
