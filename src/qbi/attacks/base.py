@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from functools import cached_property
 from typing import ClassVar, Literal, Protocol, runtime_checkable
 
 import torch
@@ -19,6 +20,8 @@ from qbi.federation.client import Loss, default_loss
 from qbi.gram import gram
 from qbi.metrics.leakage import mean_leakage
 from qbi.records import Candidates, CraftedRows, Update
+from qbi.routing.graph import Traced, trace
+from qbi.routing.path import in_outline
 
 LAYERS = 40
 """Layers drawn to estimate what an attack is expected to do, where there is no closed form."""
@@ -110,6 +113,13 @@ class Carried:
     carrier: Carrier
     probe: tuple[Tensor, ...] = field(default=(), repr=False)
     """A few inputs of the client's shape; their values do not matter."""
+    known: Traced | None = field(default=None, repr=False, compare=False)
+    """The model's graph in outline, where somebody has traced it."""
+
+    @cached_property
+    def traced(self) -> Traced:
+        """The model's graph, in outline: a server that reads many answers follows it once."""
+        return in_outline(trace(self.model, self.probe)) if self.known is None else self.known
 
     @property
     def target(self) -> nn.Linear:

@@ -13,7 +13,6 @@ from qbi.extraction.decoding import MOST_REPEATS
 from qbi.extraction.system import System
 from qbi.federation.client import Loss
 from qbi.records import Update
-from qbi.routing.graph import trace
 from qbi.routing.tail import first_tensor, tail_of
 
 ALL_LABELS = 64
@@ -36,7 +35,7 @@ class _Behind:
     def __init__(self, carried: Carried) -> None:
         if not carried.probe:
             raise CannotRead(f"{carried.layer}: the shape of the clients' inputs is not known.")
-        traced = trace(carried.model, carried.probe)
+        traced = carried.traced
         value = traced.values[traced.nodes_of(carried.layer)[0]] if traced.nodes_of(carried.layer) else None
         if not isinstance(value, Tensor) or value.dim() != 2:
             raise SeesPositions(f"{carried.layer}: it sees positions one by one; no single one explains a share.")
@@ -44,7 +43,7 @@ class _Behind:
         self.neurons = value.shape[1]
         try:
             with torch.no_grad():
-                self.outputs = first_tensor(self.run(value[:1].double().cpu())).shape[1]
+                self.outputs = first_tensor(self.run(torch.zeros(1, self.neurons, dtype=torch.float64))).shape[1]
         except CannotRead:
             raise
         except Exception as problem:

@@ -2,6 +2,7 @@
 
 import copy
 import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -9,8 +10,10 @@ from torch import Tensor, nn
 from qbi.attacks.base import Attack, Carried, Mounted
 from qbi.carrier import Carrier, Cause
 from qbi.errors import BadValue, CannotMount
+from qbi.finite import is_finite
 from qbi.routing.carry import DEFAULT_SHIFT, carry_to
 from qbi.routing.graph import Traced, as_inputs, trace
+from qbi.routing.path import in_outline
 from qbi.routing.targets import Target, arriving_shape, targets
 from qbi.routing.tracers import Inputs
 
@@ -60,25 +63,31 @@ def mount(
         raise BadValue(f"mount: gain is {gain}; it must be positive and finite.")
     inputs = as_inputs(sample)
     for part in inputs:
-        if part.is_floating_point() and not bool(torch.isfinite(part).all()):
+        if part.is_floating_point() and not is_finite(part):
             raise BadValue("mount: the sample has NaN or infinite values; clean the data first.")
     traced = trace(model, inputs)
     name = choose_target(traced, layer, strict=strict)
     if not attack.crafts:
         return as_it_is(model, name, inputs, attack)
-    mounted = with_attack(carry(model, name, inputs, strict=strict), attack)
+    mounted = with_attack(carry(model, name, inputs, strict=strict, traced=traced), attack)
     write(mounted, generator, gain=gain)
     return mounted
 
 
-def carry(model: nn.Module, layer: str, sample: Inputs, *, strict: bool = False) -> Carried:
-    """A copy of the model that carries samples to the layer. A larger shift is tried where values lie below the first."""
+def carry(
+    model: nn.Module, layer: str, sample: Inputs, *, strict: bool = False, traced: Traced | None = None
+) -> Carried:
+    """A copy of the model that carries samples to the layer. A larger shift is tried where values lie below the first.
+
+    Who has traced the model on the sample already says so.
+    """
     refused: CannotMount | None = None
     carried: Carried | None = None
     for shift in SHIFTS:
         crafted = copy.deepcopy(model).train()
         try:
-            carrier = carry_to(crafted, layer, sample, shift=shift, strict=strict)
+            same = None if traced is None else replace(traced, model=crafted)
+            carrier = carry_to(crafted, layer, sample, shift=shift, strict=strict, traced=same)
         except CannotMount as problem:
             refused = refused or problem
             if not strict:
@@ -99,15 +108,18 @@ def as_it_is(model: nn.Module, layer: str, sample: Inputs, attack: Attack) -> Mo
     target = sent.get_submodule(layer)
     assert isinstance(target, nn.Linear)
     width = target.in_features
-    shape = arriving_shape(trace(sent, sample), layer) or (width,)
-    return Mounted(sent, layer, Carrier(shape, width), tuple(part[:PROBE] for part in sample), attack=attack)
+    probe = tuple(part[:PROBE] for part in sample)
+    traced = in_outline(trace(sent, probe))
+    shape = arriving_shape(traced, layer) or (width,)
+    return Mounted(sent, layer, Carrier(shape, width), probe, traced, attack=attack)
 
 
 def with_attack(carried: Carried, attack: Attack) -> Mounted:
     """The same model with an attack that is still to be written into it; a copy where the attack sets other layers too."""
     touches_others = type(attack).set_behind is not Attack.set_behind
     model = copy.deepcopy(carried.model) if touches_others else carried.model
-    return Mounted(model, carried.layer, carried.carrier, carried.probe, attack=attack)
+    known = None if touches_others else carried.known
+    return Mounted(model, carried.layer, carried.carrier, carried.probe, known, attack=attack)
 
 
 def write(mounted: Mounted, generator: torch.Generator, *, gain: float | None = None) -> None:

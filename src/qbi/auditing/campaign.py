@@ -10,6 +10,7 @@ from qbi.attacks import Attack, Knowledge, Mounted
 from qbi.attacks.mounting import as_it_is, with_attack, write
 from qbi.auditing.domain import FEW, Domain
 from qbi.auditing.result import AttackOutcome
+from qbi.auditing.slim import sparse_backward
 from qbi.auditing.survey import Finding, Untested
 from qbi.auditing.trial import Answer, Trial, read_answer, take_answer
 from qbi.defences import StepDefence
@@ -105,7 +106,8 @@ class Campaign(Domain):
         """The same answer with a defence that works inside the step."""
         inputs, targets = self.samples.batch(answer.chosen, self.device)
         draws = generator(seed, "defence", defence.name, device=self.device)
-        update = defence.update(mounted.model, inputs, targets, draws, loss=self.loss, seed=seed)
+        with sparse_backward(mounted.model):
+            update = defence.update(mounted.model, inputs, targets, draws, loss=self.loss, seed=seed)
         return replace(answer, step=replace(answer.step, update=update))
 
     def write(self, mounted: Mounted, number: int, gain: float) -> None:
@@ -134,7 +136,8 @@ class Campaign(Domain):
     def _best_gain(self, mounted: Mounted) -> tuple[float, Mapping[float, float]]:
         """The joint scale at which most is read, so that nothing recovered is no artefact of the scale.
 
-        Too large saturates the loss; too small drowns in the rounding of weight differences.
+        Too large saturates the loss; too small drowns in the rounding of weight differences. Where the usual one reads everything, no
+        other is tried.
         """
         found: dict[float, float] = {}
         for gain in GAINS:
@@ -144,6 +147,8 @@ class Campaign(Domain):
                 found[gain] = self.read(mounted, self.answer(mounted, 0)).recoveries[FAITHFUL].recall
             except (CannotRead, BadValue):
                 found[gain] = 0.0
+            if found[gain] == 1:
+                break
         return max(found, key=lambda g: (found[g], g == GAINS[0])), found
 
     def _outcome(

@@ -2,22 +2,21 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 
 import torch
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from qbi.attacks import Attack, Carried, Knowledge
 from qbi.auditing.client import Client
 from qbi.auditing.samples import Samples
 from qbi.auditing.shortcut import Shortcuts
+from qbi.auditing.slim import checked_live, slimmed
 from qbi.auditing.trial import chosen_batch
-from qbi.calling import call_with
 from qbi.carrier import Normalised, flat
 from qbi.errors import DataError
 from qbi.exposure import observe
 from qbi.federation.client import Loss
+from qbi.routing.graph import Traced
 
 FEW = 32
 """Samples of the domain from which a server knows how large values are; and auxiliary samples in a first look."""
@@ -27,6 +26,19 @@ HEAVY = 2e11
 
 AT_A_TIME = 16
 """Samples that are run at a time to see what arrives at a layer."""
+
+
+def operations_of(traced: Traced) -> float:
+    """Multiplications and additions that one sample takes: twice the weights of each layer, at every position it looks at."""
+    total = 0.0
+    for node in traced.graph.nodes:
+        module, out = traced.module(node), traced.values.get(node)
+        if module is None or not isinstance(out, Tensor) or out.dim() < 2:
+            continue
+        channels = out.shape[1 if isinstance(module, nn.modules.conv._ConvNd) else -1]
+        weights = sum(p.numel() for p in module.parameters() if p.dim() > 1 and not isinstance(module, nn.Embedding))
+        total += 2 * weights * out.numel() / len(out) / max(1, channels)
+    return total
 
 
 @dataclass(frozen=True)
@@ -42,19 +54,17 @@ class Domain:
     device: str
     auxiliary: Samples | None
     settings: Mapping[str, float]
+    operations: float = 0.0
+    """Of one sample's way through the model."""
     shortcuts: Shortcuts = field(default_factory=Shortcuts, repr=False)
     brief: bool = False
     """Whether this is a first look, for which a few samples of the domain are enough."""
     _arrived: dict[tuple[object, ...], Tensor] = field(default_factory=dict, repr=False)
 
-    @cached_property
+    @property
     def heavy(self) -> bool:
-        """Whether one batch's way through the model is a matter of seconds, by the operations that two samples take."""
-        probe = tuple(part[:2].to(self.device) for part in self.samples.inputs)
-        own = {name: b.clone() for name, b in self.model.named_buffers()}
-        with FlopCounterMode(display=False) as counter, torch.no_grad(), torch.random.fork_rng(devices=[]):
-            call_with(self.model, own, probe)
-        return bool(counter.get_total_flops() / 2 * self.client.batch_size > HEAVY)
+        """Whether one batch's way through the model is a matter of seconds, by the operations it takes."""
+        return self.operations * self.client.batch_size > HEAVY
 
     def others(self) -> tuple[Samples, Tensor]:
         """Samples of the domain that are in no batch."""
@@ -94,9 +104,10 @@ class Domain:
         # Attacks on a layer find the same way to it.
         key = (id(carried.model), carried.layer, id(source), *chosen.tolist())
         if key not in self._arrived:
-            parts = []
-            for block in chosen.split(AT_A_TIME):
-                inputs, _ = source.batch(block if len(block) > 1 else block.repeat(2), self.device)
-                parts.append(observe(carried.model, carried.layer, inputs).features)
+            blocks = [block if len(block) > 1 else block.repeat(2) for block in chosen.split(AT_A_TIME)]
+            batches = [source.batch(block, self.device)[0] for block in blocks]
+            live = checked_live(carried.model, carried.layer, batches[0], 0)
+            with slimmed(carried.model, live):
+                parts = [observe(carried.model, carried.layer, inputs).features for inputs in batches]
             self._arrived[key] = torch.cat(parts)
         return carrier.arrived(self._arrived[key])

@@ -1,5 +1,6 @@
 """What else a server reads of an honest model's answer without any effort: labels, tokens, layers without a bias."""
 
+import contextlib
 from collections.abc import Iterator
 
 import torch
@@ -9,7 +10,7 @@ from qbi.auditing.campaign import Campaign
 from qbi.auditing.result import SideReading
 from qbi.auditing.survey import Finding
 from qbi.auditing.trial import chosen_batch
-from qbi.errors import CannotRead
+from qbi.errors import BadValue, CannotRead
 from qbi.exposure import isolated_samples, observe
 from qbi.extraction.labels import label_counts, shared
 from qbi.extraction.tokens import tokens_moved, tokens_spanned
@@ -23,9 +24,26 @@ def side_readings(campaign: Campaign, findings: list[Finding]) -> tuple[SideRead
         return ()
     chosen = chosen_batch(campaign.samples, campaign.client, campaign.seed, 0)
     inputs, targets = campaign.samples.batch(chosen, campaign.device)
-    update = client_step(campaign.model, inputs, targets, loss=campaign.loss, seed=campaign.seed)
+    update = _answer(campaign, inputs, targets, findings)
+    if update is None:
+        return ()
     found = [*_labels(campaign, update, targets), *_tokens(campaign.model, update, inputs)]
     return (*found, *_without_bias(campaign, update, inputs, findings))
+
+
+def _answer(campaign: Campaign, inputs: tuple[Tensor, ...], targets: Tensor, findings: list[Finding]) -> Update | None:
+    """What is looked at below of the client's answer: gradients of linear layers and tables, or of the head where that is all."""
+    model, loss, seed = campaign.model, campaign.loss, campaign.seed
+    parts = {n: m for n, m in model.named_modules() if isinstance(m, nn.Linear | nn.Embedding)}
+    looked_at = {f"{n}.{kind}" for n, m in parts.items() for kind, _ in m.named_parameters(recurse=False)}
+    if not looked_at:
+        return None
+    heads = [n for n, m in parts.items() if isinstance(m, nn.Linear) and m.bias is not None]
+    if heads and len(heads) == len(parts) and all(f.target.has_bias for f in findings):
+        with contextlib.suppress(BadValue, CannotRead):
+            return campaign.shortcuts.step(model, heads[-1], inputs, targets, loss=loss, seed=seed).update
+    others = [n for n, _ in model.named_parameters() if n not in looked_at]
+    return client_step(model, inputs, targets, loss=loss, seed=seed, fixed=others)
 
 
 def _labels(campaign: Campaign, update: Update, targets: Tensor) -> Iterator[SideReading]:

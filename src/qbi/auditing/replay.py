@@ -11,13 +11,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from qbi.attacks.whole import read_states
 from qbi.errors import DataError
 from qbi.extraction import difference_rounding, read_rows, weight_difference
+from qbi.finite import is_finite
 from qbi.linear_maps import linear_rows
 
 SURE = 2
@@ -80,7 +80,7 @@ def replay(
     With the weights `before`, the update is their difference to others, and rows agree up to the rounding of weights.
     """
     for name, value in update.items():
-        if not bool(torch.isfinite(value).all()):
+        if not is_finite(value):
             raise DataError(f"replay: {name} has NaN or infinite values; nothing can be read from it.")
     found: list[LayerReplay] = []
     signs: list[str] = []

@@ -16,6 +16,7 @@ from qbi.auditing.attempts import Progress, all_attempts
 from qbi.auditing.bounds import budget_points
 from qbi.auditing.campaign import Attempt, Campaign
 from qbi.auditing.client import Client
+from qbi.auditing.domain import operations_of
 from qbi.auditing.doubts import find_doubts
 from qbi.auditing.effortless import side_readings
 from qbi.auditing.forecast import forecast
@@ -27,6 +28,7 @@ from qbi.auditing.samples import Samples, as_tensors, image_samples, tensor_samp
 from qbi.auditing.survey import Finding, Untested, probe_of, survey
 from qbi.errors import BadValue, DataError
 from qbi.federation.client import Loss, run_model
+from qbi.finite import is_finite
 from qbi.records import ImageData, TextData
 from qbi.routing.graph import Traced
 from qbi.routing.path import find_path
@@ -90,7 +92,9 @@ def audit(
     traced, findings, unlooked = survey(sent, probe)
     value, samples, loss_name = _prepared_loss(sent, samples, probe, loss, device)
     helper = as_samples(auxiliary) if auxiliary is not None else None
-    campaign = Campaign(sent, samples, client, value, batches, seed, device, helper, settings or {})
+    campaign = Campaign(
+        sent, samples, client, value, batches, seed, device, helper, settings or {}, operations_of(traced)
+    )
     attempts, untested = all_attempts(campaign, wanted, findings, layers, say)
     result = _assembled(campaign, traced, findings, attempts, [*unlooked, *untested], say, defences=defences)
     say("done")
@@ -173,7 +177,7 @@ def as_samples(data: Data) -> Samples:
 
 def _check_data(samples: Samples, client: Client) -> None:
     for part in samples.inputs:
-        if part.is_floating_point() and not bool(torch.isfinite(part).all()):
+        if part.is_floating_point() and not is_finite(part):
             raise DataError(f"{samples.name}: it has NaN or infinite values; clean the data first.")
     if len(samples) < client.samples:
         raise DataError(f"data: a batch of {client.samples} is larger than the data; there are {len(samples)} samples.")
@@ -181,7 +185,7 @@ def _check_data(samples: Samples, client: Client) -> None:
 
 def _check_parameters(model: nn.Module) -> None:
     for name, parameter in model.named_parameters():
-        if parameter.is_floating_point() and not bool(torch.isfinite(parameter).all()):
+        if parameter.is_floating_point() and not is_finite(parameter):
             raise BadValue(f"model: {name} has NaN or infinite values; load sound weights first.")
     if not any(True for _ in model.parameters()):
         raise BadValue("model: it has no parameters; there is nothing to train and nothing to read.")

@@ -7,13 +7,14 @@ Where they are not (a way around the layer, dropout on the way there and behind 
 """
 
 import hashlib
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
 
+from qbi.auditing.slim import checked_live, slimmed
 from qbi.calling import call_with
 from qbi.federation.client import Loss
 from qbi.federation.exposed import ClientStep, exposed_step
@@ -47,6 +48,8 @@ class Shortcuts:
     _before: dict[tuple[str, tuple[str, ...]], tuple[str, ...]] = field(default_factory=dict)
     """The outermost modules that run before a layer, by the layer and the model's parts."""
     _kept: dict[tuple[str, bytes, _Batch], _Kept | None] = field(default_factory=dict)
+    _live: dict[tuple[str, bytes], dict[str, Tensor]] = field(default_factory=dict)
+    """Channels that matter, by the layer and everything before it."""
 
     def step(
         self, model: nn.Module, layer: str, inputs: tuple[Tensor, ...], targets: Tensor, *, loss: Loss, seed: int
@@ -66,7 +69,9 @@ class Shortcuts:
         batch = _Batch(parts, seed, tuple(_digest(part) for part in inputs))
         key = (layer, _fingerprint(model, before), batch)
         if key not in self._kept:
-            self._kept[key] = _keep(model, layer, before, inputs, seed, self._on_the_way(model, before, batch))
+            known = self._on_the_way(model, before, batch)
+            live = {} if known is not None else self.live(model, layer, before, inputs, seed)
+            self._kept[key] = _keep(model, layer, before, inputs, seed, known, live)
         kept = self._kept[key]
         if kept is None:
             return exposed_step(model, inputs, targets, layers=[layer], loss=loss, seed=seed)
@@ -74,6 +79,15 @@ class Shortcuts:
         with _placeholders(model, layer, kept):
             step = exposed_step(model, inputs, targets, layers=[layer], loss=loss, seed=seed, fixed=fixed)
         return replace(step, update=replace(step.update, buffers={**step.update.buffers, **kept.buffers}))
+
+    def live(
+        self, model: nn.Module, layer: str, before: Sequence[str], inputs: tuple[Tensor, ...], seed: int
+    ) -> dict[str, Tensor]:
+        """Channels of the convolutions before a layer that matter to what arrives there."""
+        key = (layer, _fingerprint(model, before))
+        if key not in self._live:
+            self._live[key] = checked_live(model, layer, inputs, seed)
+        return self._live[key]
 
     def _on_the_way(self, model: nn.Module, before: Sequence[str], batch: _Batch) -> tuple[str, _Kept] | None:
         """An earlier layer that the same batch has already been kept at."""
@@ -142,6 +156,7 @@ def _keep(
     inputs: tuple[Tensor, ...],
     seed: int,
     known: tuple[str, _Kept] | None,
+    live: Mapping[str, Tensor],
 ) -> _Kept | None:
     """Run a batch whole, or from a layer it is known to arrive at; keep what arrives; see whether placeholders give the same outputs."""
     shapes: dict[str, tuple[torch.Size, torch.dtype]] = {}
@@ -158,7 +173,7 @@ def _keep(
     hooks.append(
         model.get_submodule(layer).register_forward_pre_hook(lambda _m, given: arrived.append(given[0].detach()))
     )
-    start = nullcontext() if known is None else _placeholders(model, *known)
+    start = slimmed(model, live) if known is None else _placeholders(model, *known)
     try:
         with start, _as_a_client(model, inputs, seed) as buffers:
             whole = call_with(model, buffers, inputs)

@@ -74,6 +74,10 @@ MOST_POSITIONS, MOST_VALUES = 256, 2**18
 """Patches of a sample, and values of all of them, up to which a convolution is looked at as a linear layer on them."""
 
 
+SMALL = 2**16
+"""Values of a sample up to which a model is looked at on four of them."""
+
+
 def survey(model: nn.Module, sample: tuple[Tensor, ...]) -> tuple[Traced, list[Finding], list[Untested]]:
     """Look at every layer that is a linear map. Never fails on a layer: at worst it is not tested, with the reason."""
     traced = trace(model, sample)
@@ -128,6 +132,8 @@ def _look_inside(
     model: nn.Module, names: Sequence[str], sample: tuple[Tensor, ...], own: nn.Module | None = None
 ) -> list[Finding | Untested]:
     """Linear layers inside modules that a tracer takes for one piece: attacked with all before them left as it is."""
+    if not names:
+        return []
     caught: dict[str, list[Tensor]] = {name: [] for name in names}
     hooks = [
         model.get_submodule(name).register_forward_pre_hook(
@@ -182,7 +188,7 @@ def _look(traced: Traced, target: Target, sample: tuple[Tensor, ...]) -> Finding
     if tied:
         return Finding(target, "unreachable", f"its weights are also those of {tied}; the gradients add up.", tied)
     try:
-        carried = carry(model, target.name, sample)
+        carried = carry(model, target.name, sample, traced=traced)
     except CannotMount as problem:
         return _as_it_arrives(traced, target, sample, str(problem), problem.at)
     except Exception as problem:
@@ -260,5 +266,6 @@ def _tied_to(model: nn.Module, name: str) -> str:
 
 
 def probe_of(inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """A probe batch of at least two samples."""
-    return tuple(part[: max(2, min(4, len(part)))] if len(part) > 1 else torch.cat([part, part]) for part in inputs)
+    """A probe batch of two samples, or of four that are small."""
+    count = 4 if all(part[:1].numel() <= SMALL for part in inputs) else 2
+    return tuple(part[:count] if len(part) > 1 else torch.cat([part, part]) for part in inputs)

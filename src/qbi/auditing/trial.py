@@ -1,7 +1,8 @@
 """One answer of the client, a real step on a real batch, and what a server reads of it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal
 
 import torch
@@ -40,8 +41,15 @@ class Trial:
     in_sample_space: bool
     certified: int | None = None
     """How many candidates the reader proved without the truth; None where its attack proves none."""
-    guessed: Mapping[Threshold, float] = field(default_factory=dict)
-    """The share that a guess would hit, at each threshold."""
+    unit: Tensor | None = None
+    """What errors are measured in; pixels, if nothing is said."""
+    span: float = 1.0
+    """The range of the data in these units."""
+
+    @cached_property
+    def guessed(self) -> dict[Threshold, float]:
+        """The share that a guess would hit, at each threshold."""
+        return guessed(self.truth if self.unit is None else self.truth / self.unit, self.span)
 
 
 @dataclass(frozen=True)
@@ -110,7 +118,8 @@ def read_answer(
     truth, candidates, exact = _read(mounted, update, answer, samples, how)
     read = candidates.samples
     unit, span = _units(truth, samples, exact=exact)
-    recoveries = match(read / unit, truth / unit, data_range=span)
+    compared = (read, truth) if unit is None else (read / unit, truth / unit)
+    recoveries = match(*compared, data_range=span)
     shown = torch.zeros_like(truth)
     for threshold in reversed(THRESHOLDS):
         recovery = recoveries[threshold]
@@ -126,7 +135,8 @@ def read_answer(
         answer.chosen,
         exact,
         proven,
-        guessed(truth / unit, span),
+        unit,
+        span,
     )
 
 
@@ -137,10 +147,10 @@ FINEST = 2.0**-17
 """Spreads below this share of a feature's size are rounding: nothing can be read of them, and nothing is asked."""
 
 
-def _units(truth: Tensor, samples: Samples, *, exact: bool) -> tuple[Tensor, float]:
+def _units(truth: Tensor, samples: Samples, *, exact: bool) -> tuple[Tensor | None, float]:
     """What errors are measured in: pixels for images; for all else each feature's spread in the data, so that scale changes no verdict."""
     if exact and samples.images is not None:
-        return torch.ones(1), samples.data_range
+        return None, samples.data_range
     whole = flat(samples.inputs[0]).float().cpu() if exact else truth.float()
     spread = whole.std(0) if len(whole) > 1 else torch.zeros(whole.shape[1])
     return torch.maximum(spread, FINEST * whole.abs().amax(0)).clamp_min(1e-30).to(truth), SPAN

@@ -31,12 +31,13 @@ def inspect(
     from qbi.data.checkpoint import load_parameters
     from qbi.detection import inspect_parameters
     from qbi.errors import DataError
+    from qbi.finite import is_finite
 
     if ":" in model and not Path(model).exists():
         state = dict(load_model(model, parse_arguments(model_arg or [])).state_dict())
     else:
         state = load_parameters(Path(model))
-    if not all(bool(v.isfinite().all()) for v in state.values() if v.is_floating_point()):
+    if not all(is_finite(v) for v in state.values() if v.is_floating_point()):
         raise DataError(f"{model}: it holds NaN or infinite parameters; do not train on it.")
     signs = inspect_parameters(state)
     if json:

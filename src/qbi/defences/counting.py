@@ -12,13 +12,9 @@ from qbi.defences.seeing import Call, LeakRefused, Root, Seeing
 from qbi.exposure import Exposure
 from qbi.exposure.watching import watchable
 from qbi.federation.exposed import ClientStep
+from qbi.finite import is_finite
 from qbi.randomness import Draws
 from qbi.records import Update
-
-
-def is_finite(values: Tensor) -> bool:
-    """Whether all values are finite: by their sum, which one pass forms, and one by one only where that overflows."""
-    return bool(values.sum().isfinite()) or bool(values.isfinite().all())
 
 
 @dataclass(frozen=True)

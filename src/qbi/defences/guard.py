@@ -24,13 +24,13 @@ from qbi.defences.budget.account import Account
 from qbi.defences.budget.clipping import Clipping
 from qbi.defences.budget.goal import Budget, Goal, refuse_goal
 from qbi.defences.budget.ledger import Ledger
-from qbi.defences.counting import is_finite
 from qbi.defences.policy import PolicyName, decide, policy_named
 from qbi.defences.seeing import LeakRefused
 from qbi.errors import BadValue
 from qbi.exposure import Leak, Watch, vulnerable_layers
 from qbi.exposure.watching import watchable
 from qbi.federation.exposed import ClientStep
+from qbi.finite import is_finite
 from qbi.randomness import SystemEntropy, generator
 from qbi.records import Update
 

@@ -14,10 +14,10 @@ from torch import Tensor
 from qbi.defences.ambient import AmbientGuard, Tally
 from qbi.defences.budget.goal import DEFAULT_BITS, LIFETIME_BITS
 from qbi.defences.budget.ledger import Ledger
-from qbi.defences.counting import is_finite
 from qbi.defences.policy import POLICIES, PolicyName
 from qbi.detection import Sign, inspect_parameters
 from qbi.errors import BadValue
+from qbi.finite import is_finite
 
 log = logging.getLogger("qbi.guard")
 

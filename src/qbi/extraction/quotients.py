@@ -6,6 +6,7 @@ learning rate or any scaling common to both. Rows that fired for several samples
 
 import math
 from dataclasses import replace
+from functools import lru_cache
 
 import torch
 from jaxtyping import Float
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from qbi.carrier import Carrier, Normalised
 from qbi.errors import CannotRead
 from qbi.extraction.normalisation import PublicStatistics, undo
+from qbi.finite import is_finite
 from qbi.gram import gram
 from qbi.records import Candidates, Update
 
@@ -28,9 +30,6 @@ Kept tight: a row in which a second sample hardly counts must not stand for one 
 
 MERGE_BLOCK = 2**24
 """Distances between rows held at a time."""
-
-DIVISION_BLOCK = 2**23
-"""Gradient entries widened to float64 at a time."""
 
 
 def extract(
@@ -103,12 +102,12 @@ def read_rows(
     carrier: Carrier | None = None,
     rounding: float | None = None,
 ) -> Candidates:
-    """Divide row by row in float64, leave dead rows out, merge rows that gave the same sample, rank the rest.
+    """Divide row by row, leave dead rows out, merge rows that gave the same sample, rank the rest.
 
     `rounding` is the relative error of the gradients; their own type's if not given. Differences of weights have a
     larger one (`difference_rounding`).
     """
-    if not bool(torch.isfinite(weight_gradient).all() & torch.isfinite(bias_gradient).all()):
+    if not (is_finite(weight_gradient) and is_finite(bias_gradient)):
         raise CannotRead("update: its gradients have NaN or infinite values; nothing can be read from them.")
     alive = (bias_gradient != 0).nonzero()[:, 0]
     ratios = _divide(weight_gradient, bias_gradient, alive)
@@ -121,14 +120,15 @@ def read_rows(
 
 
 def _divide(weight_gradient: Tensor, bias_gradient: Tensor, rows: Tensor) -> Tensor:
-    """The quotients, taken in float64 a block at a time and kept in at least float32."""
+    """The quotients, in at least float32: a quotient of two float32 numbers, rounded once, is float64's rounded to float32."""
     kept = torch.promote_types(weight_gradient.dtype, torch.float32)
-    out = torch.empty(len(rows), weight_gradient.shape[1], dtype=kept, device=weight_gradient.device)
-    block = max(1, DIVISION_BLOCK // weight_gradient.shape[1])
-    for start in range(0, len(rows), block):
-        chosen = rows[start : start + block]
-        out[start : start + block] = weight_gradient[chosen].double() / bias_gradient[chosen].double()[:, None]
-    return out
+    divided = weight_gradient if len(rows) == len(weight_gradient) else weight_gradient[rows]
+    return (divided.to(kept) / bias_gradient[rows][:, None]).to(kept)
+
+
+@lru_cache(maxsize=1)
+def _directions(features: int) -> Tensor:
+    return torch.randn(SKETCH, features, generator=torch.Generator().manual_seed(0))
 
 
 def _merge(samples: Tensor, strength: Tensor, tolerance: float) -> tuple[Tensor, Tensor]:
@@ -141,9 +141,7 @@ def _merge(samples: Tensor, strength: Tensor, tolerance: float) -> tuple[Tensor,
     if count == 0:
         empty = torch.empty(0, dtype=torch.long, device=samples.device)
         return empty, empty
-    generator = torch.Generator().manual_seed(0)
-    directions = torch.randn(SKETCH, features, generator=generator).to(samples)
-    sketch = gram(samples, directions) / math.sqrt(SKETCH)
+    sketch = gram(samples, _directions(features).to(samples)) / math.sqrt(SKETCH)
     order = strength.argsort(descending=True, stable=True)
     sketch = sketch[order]
     sizes = tolerance * sketch.norm(dim=1)
@@ -163,7 +161,7 @@ def _rank(samples: Tensor, support: Tensor) -> Tensor:
     A mixture rarely repeats, and mixing shortens or inflates a sample; the usual length is the median over samples
     seen more than once, or √M, what the layer was made for.
     """
-    norms: Tensor = samples.double().norm(dim=1)
+    norms: Tensor = torch.linalg.vector_norm(samples, dim=1, dtype=torch.float64)
     repeated = norms[support > 1]
     usual = repeated.median() if repeated.numel() else torch.tensor(math.sqrt(samples.shape[1])).to(norms)
     oddness = (norms.clamp_min(1e-30) / usual.clamp_min(1e-30)).log().abs()

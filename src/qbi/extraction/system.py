@@ -16,6 +16,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from qbi.errors import CannotRead
+from qbi.finite import is_finite
 
 SKETCH = 32
 """Random projections in which residuals are judged."""
@@ -98,7 +99,7 @@ def build_system(
     most_samples: int | None = None,
 ) -> System:
     """Multiply the gradients with the weights that were sent, find the rank, and take a basis of the space of shares."""
-    if not bool(torch.isfinite(weight_gradient).all() & torch.isfinite(bias_gradient).all()):
+    if not (is_finite(weight_gradient) and is_finite(bias_gradient)):
         raise CannotRead("update: its gradients have NaN or infinite values; nothing can be read from them.")
     kept = _chosen(bias_gradient, most_samples)
     if len(kept) == 0:

@@ -2,6 +2,8 @@
 
 import operator
 from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
@@ -58,6 +60,18 @@ def moved_by(traced: Traced) -> set[fx.Node]:
         if depends and tensors(traced.values.get(node)):
             moved.add(node)
     return moved
+
+
+def in_outline(traced: Traced) -> Traced:
+    """Without the values of what an input moves: their shapes alone, which take no memory."""
+    moved = moved_by(traced)
+
+    def outlined(value: Any) -> Any:
+        return value.to("meta") if isinstance(value, Tensor) else value
+
+    return replace(
+        traced, values={n: pytree.tree_map(outlined, v) if n in moved else v for n, v in traced.values.items()}
+    )
 
 
 def find_path(traced: Traced, target: fx.Node) -> list[fx.Node]:

@@ -35,11 +35,19 @@ class Route:
     @property
     def present(self) -> int:
         """How many of the sample's values are still there."""
-        return sum(int((t.unique() > 0).sum()) for t in tensors(self.plus))
+        return sum(_distinct(t) for t in tensors(self.plus))
 
     def lose(self, label: str, place: str, cause: Cause, reason: str) -> "Route":
         """The same, with a loss noted."""
         return replace(self, shortfalls=(*self.shortfalls, Shortfall(label, cause, reason, place)))
+
+
+def _distinct(places: Tensor) -> int:
+    """How many different numbers above zero there are."""
+    found = places[places > 0]
+    seen = torch.zeros(int(found.max()) + 1 if len(found) else 0, dtype=torch.bool, device=places.device)
+    seen[found] = True
+    return int(seen.sum())
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor, fx, nn
 
 from qbi.errors import CannotRead
@@ -32,13 +33,17 @@ def tail_of(traced: Traced, layer: str) -> Callable[[Tensor], Any]:
             _check(module, traced.label(node))
             modules[node] = copy.deepcopy(module).double().cpu()
 
+    fixed = _without_inputs(traced)
+
     def run(value: Tensor) -> Any:
         # A copy: what stands behind may work in place.
         known: dict[fx.Node, Any] = {start: value * 1}
 
         def given(node: fx.Node) -> Any:
-            found = known[node] if node in known else traced.values[node]
-            wide = isinstance(found, Tensor) and found.is_floating_point() and node not in known
+            if node in known:
+                return known[node]
+            found = _constant(traced, node) if node in fixed else traced.values[node]
+            wide = isinstance(found, Tensor) and found.is_floating_point()
             return found.to(device=value.device, dtype=value.dtype) if wide else found
 
         for node in order:
@@ -49,6 +54,28 @@ def tail_of(traced: Traced, layer: str) -> Callable[[Tensor], Any]:
         return value
 
     return run
+
+
+def _without_inputs(traced: Traced) -> set[fx.Node]:
+    """Nodes that follow from the model alone, whatever it is called with."""
+    out: set[fx.Node] = set()
+    for node in traced.graph.nodes:
+        if node.op != "placeholder" and all(n in out for n in node.all_input_nodes):
+            out.add(node)
+    return out
+
+
+def _constant(traced: Traced, node: fx.Node) -> Any:
+    """The value of such a node with the model's weights as they are now."""
+    if node.op == "get_attr":
+        value: Any = traced.model
+        for part in str(node.target).split("."):
+            value = getattr(value, part)
+        return value.detach() if isinstance(value, Tensor) else value
+    args, more = (fx.node.map_arg(given, lambda n: _constant(traced, n)) for given in (node.args, node.kwargs))
+    module = traced.module(node)
+    with torch.no_grad():
+        return _call(node, {} if module is None else {node: module}, args, more)
 
 
 def _call(node: fx.Node, modules: dict[fx.Node, nn.Module], args: Any, more: Any) -> Any:

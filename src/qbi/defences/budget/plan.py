@@ -10,6 +10,7 @@ from qbi.defences.budget.per_sample import combined, sample_gradients, squared_n
 from qbi.defences.budget.products import squares
 from qbi.defences.layout import leaves
 from qbi.defences.seeing import Call, LeakRefused, Seeing
+from qbi.finite import is_finite
 
 TOLERANCE = 1e-3
 """Of that comparison, relative to the gradient's norm."""
@@ -160,7 +161,7 @@ def _raw(gradient: Tensor, before: Tensor | None) -> Tensor:
 def _agrees(found: Tensor | None, raw: Tensor | None, dtype: torch.dtype, floor: float) -> bool:
     if raw is None:
         return found is None or not bool(found.any())
-    if not bool(raw.isfinite().all()):
+    if not is_finite(raw):
         return True
     apart = raw if found is None else raw - found.float()
     tolerance = TOLERANCE if dtype == torch.float32 else 30 * TOLERANCE

@@ -19,6 +19,9 @@ MOST_VALUES = 2**25
 ROUNDING = 8 * 2.0**-23
 """Relative error allowed for in sums of products, times the root of their number: see `slack`."""
 
+SPARSE = 0.5
+"""Share of a convolution's filters below which only those that something came back to are worked on."""
+
 Weights = dict[str, Tensor]
 """Parameters by their name inside the module."""
 
@@ -172,18 +175,29 @@ def _patches(module: Convolution, images: Tensor) -> Tensor:
 
 
 def convolved(module: nn.Module, into: Tensor, back: Tensor, names: Sequence[str]) -> Weights:
-    """A convolution's own backward pass, for its weights alone."""
+    """A convolution's own backward pass, for its weights alone; filters that nothing came back to cost nothing."""
     assert isinstance(module, Convolution)
+    live = back.flatten(2).any(2).any(0)
+    if module.groups == 1 and bool(live.any()) and float(live.double().mean()) <= SPARSE:
+        few = _backward(module, into, back[:, live], module.weight.detach()[live], names)
+        whole = {n: module.get_parameter(n).new_zeros(module.get_parameter(n).shape, dtype=back.dtype) for n in few}
+        for n, value in few.items():
+            whole[n][live] = value
+        return whole
+    return _backward(module, into, back, module.weight.detach(), names)
+
+
+def _backward(module: Convolution, into: Tensor, back: Tensor, weight: Tensor, names: Sequence[str]) -> Weights:
     pad = list(getattr(module, "_reversed_padding_repeated_twice"))  # noqa: B009
     if any(pad[::2][i] != pad[1::2][i] for i in range(len(pad) // 2)):
         into, even = nn.functional.pad(into, pad), [0] * (len(pad) // 2)
     else:
         even = pad[::2][::-1]
-    _, weight, bias = torch.ops.aten.convolution_backward(
+    _, found, bias = torch.ops.aten.convolution_backward(
         back,
         into.to(back.dtype),
-        module.weight.detach().to(back.dtype),
-        [module.out_channels],
+        weight.to(back.dtype),
+        [len(weight)],
         module.stride,
         even,
         module.dilation,
@@ -192,4 +206,4 @@ def convolved(module: nn.Module, into: Tensor, back: Tensor, names: Sequence[str
         module.groups,
         [False, "weight" in names, "bias" in names],
     )
-    return {n: v for n, v in (("weight", weight), ("bias", bias)) if n in names}
+    return {n: v for n, v in (("weight", found), ("bias", bias)) if n in names}
