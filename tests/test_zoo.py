@@ -356,29 +356,23 @@ def test_a_users_model_is_built_with_the_seed(tmp_path):
     assert said[0] == said[1]
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        n
-        for n in ZOO
-        if n
-        not in (
-            "VGG with BatchNorm",
-            "ResNet with BatchNorm",
-            "ResNet, pooled",
-            "tabular MLP",
-            "AlexNet",
-            "dropout",
-            "transformer layer",
-            "text CNN",
-        )
-    ],
-)
+MIXING = ("VGG with BatchNorm", "ResNet with BatchNorm", "ResNet, pooled", "tabular MLP")
+"""They have BatchNorm, and are refused."""
+
+QUIETER = ("transformer layer",)
+"""Dropout inside attention is switched off by the guard: its gradients are others than torch's."""
+
+
+@pytest.mark.parametrize("name", [n for n in ZOO if n not in (*MIXING, *QUIETER)])
 @pytest.mark.filterwarnings("ignore")
 def test_the_budget_sees_every_one_of_them(name):
     """Clipped sums without clipping are torch's own gradients: nothing of any of these models passes the guard unseen."""
     model, x, y = made(name), ZOO[name][1][:6], labels(name)[:6]
-    loss = lambda: F.cross_entropy(model(x), y)  # noqa: E731
+
+    def loss():
+        torch.manual_seed(0)  # dropout falls on the same values
+        return F.cross_entropy(model(x), y)
+
     loss().backward()
     plain = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
     model.zero_grad()

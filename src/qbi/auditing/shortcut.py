@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from weakref import ReferenceType, ref
 
 import torch
 from torch import Tensor, nn
@@ -50,6 +51,8 @@ class Shortcuts:
     _kept: dict[tuple[str, bytes, _Batch], _Kept | None] = field(default_factory=dict)
     _live: dict[tuple[str, bytes], dict[str, Tensor]] = field(default_factory=dict)
     """Channels that matter, by the layer and everything before it."""
+    _digests: dict[int, tuple[ReferenceType[Tensor], tuple[int, int], bytes]] = field(default_factory=dict)
+    """Of weights that were looked at, where they lay and how often they had been written to."""
 
     def step(
         self, model: nn.Module, layer: str, inputs: tuple[Tensor, ...], targets: Tensor, *, loss: Loss, seed: int
@@ -67,7 +70,7 @@ class Shortcuts:
         if not before:
             return exposed_step(model, inputs, targets, layers=[layer], loss=loss, seed=seed)
         batch = _Batch(parts, seed, tuple(_digest(part) for part in inputs))
-        key = (layer, _fingerprint(model, before), batch)
+        key = (layer, self._fingerprint(model, before), batch)
         if key not in self._kept:
             known = self._on_the_way(model, before, batch)
             live = {} if known is not None else self.live(model, layer, before, inputs, seed)
@@ -84,16 +87,28 @@ class Shortcuts:
         self, model: nn.Module, layer: str, before: Sequence[str], inputs: tuple[Tensor, ...], seed: int
     ) -> dict[str, Tensor]:
         """Channels of the convolutions before a layer that matter to what arrives there."""
-        key = (layer, _fingerprint(model, before))
+        key = (layer, self._fingerprint(model, before))
         if key not in self._live:
             self._live[key] = checked_live(model, layer, inputs, seed)
         return self._live[key]
+
+    def _fingerprint(self, model: nn.Module, before: Sequence[str]) -> bytes:
+        parts = (model.get_submodule(name) for name in before)
+        return b"".join(self._remembered(value) for part in parts for value in (*part.parameters(), *part.buffers()))
+
+    def _remembered(self, values: Tensor) -> bytes:
+        """A digest, taken again where the tensor is another one, lies elsewhere, or was written to."""
+        now = values.data_ptr(), values._version
+        known = self._digests.get(id(values))
+        if known is None or known[0]() is not values or known[1] != now:
+            known = self._digests[id(values)] = ref(values), now, _digest(values)
+        return known[2]
 
     def _on_the_way(self, model: nn.Module, before: Sequence[str], batch: _Batch) -> tuple[str, _Kept] | None:
         """An earlier layer that the same batch has already been kept at."""
         for (layer, fingerprint, other), kept in self._kept.items():
             was_there = kept is not None and other == batch and layer in before
-            if was_there and fingerprint == _fingerprint(model, self._before[layer, batch.parts]):
+            if was_there and fingerprint == self._fingerprint(model, self._before[layer, batch.parts]):
                 assert kept is not None
                 return layer, kept
         return None
@@ -102,11 +117,6 @@ class Shortcuts:
 def _digest(values: Tensor) -> bytes:
     raw = values.detach().contiguous().cpu().flatten().view(torch.uint8).numpy()
     return hashlib.blake2b(raw.data, digest_size=16).digest()
-
-
-def _fingerprint(model: nn.Module, before: Sequence[str]) -> bytes:
-    state = (model.get_submodule(name).state_dict() for name in before)
-    return b"".join(_digest(value) for part in state for value in part.values())
 
 
 @contextmanager

@@ -140,7 +140,9 @@ def compare_runs(run: Callable[[Any], Seen], given: Any, samples: int, axis: int
         }
     given = tree_map(lambda v: v.nan_to_num(0, 0, 0) if isinstance(v, Tensor) and v.is_floating_point() else v, given)
     sample = samples // 2
-    one, other = run(given), run(with_another(given, sample, samples, axis))
+    # Made before either run: both then begin with the same random state, and dropout falls on the same values.
+    changed = with_another(given, sample, samples, axis)
+    one, other = run(given), run(changed)
     if one.keys() != other.keys():
         raise BadValue("the model takes another way for other samples; its gradients cannot be told apart by sample.")
     return {

@@ -44,6 +44,9 @@ MOST_WORK = 3e11
 RANDOM_STARTS, FEWEST_STARTS = 6, 200
 """Random directions per unknown one, where nothing is known of the data, and at the least."""
 
+MOST_PAIRS = 2**24
+"""Products of columns, or weighted columns, that are held at a time."""
+
 MOST_BY_SPARSITY = 64
 """Samples up to which random starts have a chance."""
 
@@ -124,9 +127,9 @@ def by_pattern(
     trusted = (place < (SURE_PART * silent).long().clamp(fewest, rows)[:, None]).double()
     weights = trusted
     q = basis.new_zeros(rank, len(z))
-    zeros = silent
+    pairs, zeros = _pairs(basis), silent
     for _ in range(rounds):
-        q = _smallest(basis, weights)
+        q = _smallest(basis, weights, pairs)
         size = (basis @ q).abs().T
         zero = size < ZERO * size.amax(1, keepdim=True)
         zeros = zero.sum(1)
@@ -142,12 +145,13 @@ def by_sparsity(
 ) -> tuple[Float64[Tensor, "r k"], Int[Tensor, " k"]]:
     """Directions with many small shares, from random starts: least absolute sums by reweighted least squares."""
     rows, rank = basis.shape
+    pairs = _pairs(basis)
     q = _units(torch.randn(rank, starts, generator=draws, dtype=torch.float64).to(basis))
     for step in range(rounds):
         size = (basis @ q).abs().T
         usual = size.kthvalue(max(1, rows // 4), dim=1).values[:, None].clamp_min(1e-12)
         softened = size.square() + (usual * (0.5 if step < rounds // 3 else 0.1)).square()
-        q = _smallest(basis, 1 / (softened.sqrt() if step < rounds // 2 else softened))
+        q = _smallest(basis, 1 / (softened.sqrt() if step < rounds // 2 else softened), pairs)
     size = (basis @ q).abs()
     return q, (size < ZERO * size.amax(0)).sum(0)
 
@@ -181,11 +185,22 @@ def _alone(basis: Tensor, q: Tensor) -> bool:
     return len(values) < 2 or float(values[1]) > ALONE
 
 
-def _smallest(basis: Tensor, weights: Tensor) -> Tensor:
+def _pairs(basis: Tensor) -> Tensor | None:
+    """Products of every two columns, by which weighted sums of squares are one multiplication; None where they are too many."""
+    rows, rank = basis.shape
+    return (basis[:, :, None] * basis[:, None, :]).flatten(1) if rows * rank**2 <= MOST_PAIRS else None
+
+
+def _smallest(basis: Tensor, weights: Tensor, pairs: Tensor | None) -> Tensor:
     """For each row of weights the unit vector on which the weighted basis is smallest."""
+    rows, rank = basis.shape
     if len(weights) == 0:
-        return basis.new_zeros(basis.shape[1], 0)
-    matrices = torch.stack([(basis * w[:, None]).T @ basis for w in weights])
+        return basis.new_zeros(rank, 0)
+    if pairs is not None:
+        matrices = (weights @ pairs).unflatten(1, (rank, rank))
+    else:
+        blocks = weights.split(max(1, MOST_PAIRS // (rows * rank)))
+        matrices = torch.cat([(basis.T * block[:, None]) @ basis for block in blocks])
     smallest: Tensor = torch.linalg.eigh(matrices).eigenvectors[:, :, 0].T
     return smallest
 
