@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -356,6 +357,43 @@ def test_a_federation_that_is_told_to_end_leaves_no_process_behind():
     assert len(children) == 3
     process.terminate()
     assert process.wait(timeout=60) == 143
+    for child in children:
+        with pytest.raises(ProcessLookupError):
+            os.kill(child, 0)
+
+
+INTERRUPTED = """
+import runpy, subprocess, sys, time
+from qbi.integrations.flower.deployment import LocalFederation
+
+LocalFederation._start = lambda *_: subprocess.Popen(["sleep", "300"], start_new_session=True)
+LocalFederation._wait_for = lambda *_: None
+
+def run(federation, *_, **__):
+    print(federation.link.pid, *(n.pid for n in federation.nodes), flush=True)
+    time.sleep(300)
+
+LocalFederation.run = run
+sys.argv = ["run.py", "deployment"]
+runpy.run_path(EXAMPLE, run_name="__main__")
+"""
+
+
+def test_ctrl_c_in_the_examples_script_ends_every_process():
+    code = INTERRUPTED.replace("EXAMPLE", repr(str(EXAMPLE / "run.py")))
+    process = subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell may have it ignored
+    )
+    children = [int(word) for word in process.stdout.readline().split()]
+    assert len(children) == 4
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert said == "stopped; every process of the federation was ended.\n"
+    assert process.returncode == 1
     for child in children:
         with pytest.raises(ProcessLookupError):
             os.kill(child, 0)

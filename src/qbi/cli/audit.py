@@ -70,7 +70,7 @@ def audit(
     from qbi.auditing import Client
     from qbi.auditing import audit as run
     from qbi.auditing.loading import load_callable, load_model, parse_arguments
-    from qbi.cli.audit_data import audited_samples, check_like, paper_model
+    from qbi.cli.audit_data import audited_samples, auxiliary_samples, check_like, paper_model
     from qbi.federation.local import LocalTraining
 
     if list_attacks:
@@ -92,7 +92,7 @@ def audit(
     spare = 0 if aux is not None else _spare(select(attacks, "audit"), batch_size, width)
     raw = user is None and norm != "none"
     samples = audited_samples(data, client.samples * batches, spare, size, seed, skip_bad, raw=raw)
-    helper = None if aux is None else audited_samples(aux, width, 0, size, seed + 1, skip_bad, raw=samples.raw)
+    helper = None if aux is None else auxiliary_samples(aux, width, size, seed + 1, skip_bad, raw=samples.raw)
     if helper is not None:
         check_like(samples, helper)
     shape = "×".join(map(str, samples.inputs[0].shape[1:]))

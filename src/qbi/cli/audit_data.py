@@ -11,7 +11,7 @@ from qbi.data.arrays import ARRAYS
 from qbi.data.builtin_text import builtin_text
 from qbi.data.open import open_images
 from qbi.data.text import load_text, word_tokens
-from qbi.errors import BadValue
+from qbi.errors import BadValue, QbiError
 from qbi.models import image_cnn, text_model
 
 MOST_PIXELS = 2**28
@@ -19,6 +19,15 @@ MOST_PIXELS = 2**28
 
 FEWEST_PAINTED = 256
 """Photos that are painted at the least, so that curves over batch sizes have data."""
+
+
+def auxiliary_samples(source: str, wanted: int, size: int, seed: int, skip_bad: bool, *, raw: bool) -> Samples:
+    """The same of `--aux`."""
+    try:
+        return audited_samples(source, wanted, 0, size, seed, skip_bad, raw=raw)
+    except QbiError as problem:
+        # What opens data does not know which option named them.
+        raise type(problem)(str(problem).replace("--data:", "--aux:", 1)) from None
 
 
 def audited_samples(

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from qbi.cli.common import Device, Json, checked_device, console, progress_bar
+from qbi.cli.common import Device, Json, announce, checked_device, console, progress_bar
 from qbi.files import to_json, write_atomically
 
 
@@ -28,15 +28,18 @@ def calibrate(
     """
     from qbi.data.open import open_images
     from qbi.experiments.calibrate import calibrate as run
+    from qbi.experiments.calibrate import trainings
     from qbi.report.roc import roc_picture
 
     photos = open_images(data, size=size, count=images, seed=0)
+    where = checked_device(device)
+    announce(f"{trainings(photos, seeds):,} trainings of {epochs} epochs on {len(photos):,} images.")
     with progress_bar("models trained") as bar:
         found = run(
             photos,
             seeds,
             epochs,
-            checked_device(device),
+            where,
             lambda done, total: bar.update(bar.task_ids[0], completed=done, total=total),
         )
     summary = found.summary()

@@ -2,13 +2,17 @@
 
 import itertools
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
 
-from qbi.cli.common import Device, Json, checked_device, console, progress_bar, words
+from qbi.cli.common import Device, Json, announce, checked_device, console, progress_bar, words
+from qbi.errors import BadValue
 from qbi.files import to_json, write_atomically
+
+if TYPE_CHECKING:
+    from qbi.experiments.frontier import Cell
 
 
 def frontier(
@@ -47,34 +51,14 @@ def frontier(
       qbi frontier --data cifar-10-python.tar.gz --networks quickstart --optimisers sgd --batch-sizes 200 --rates 0.3 --epochs 15
     """
     from qbi.data.open import open_images
-    from qbi.errors import BadValue
-    from qbi.experiments.frontier import NETWORKS, RATES, REMEDIES, Cell, best_rates, compute, curves
+    from qbi.experiments.frontier import best_rates, compute, curves
 
-    def checked(option: str, text: str, known: tuple[str, ...]) -> list[str]:
-        for word in words(text):
-            if word not in known:
-                raise BadValue(f"--{option}: {word!r}; there are {', '.join(known)}.")
-        return words(text)
-
-    levels = [-1.0 if w == "plain" else _number(w, "--noises") for w in words(noises)]
-    sizes = [int(_number(w, "--batch-sizes")) for w in words(batch_sizes)]
-    if seeds < 1 or epochs < 1 or min(sizes, default=0) < 1:
-        raise BadValue(f"frontier: {seeds} seeds, {epochs} epochs, batches of {batch_sizes}; all must be positive.")
-    kinds = [w.replace("none", "") for w in checked("remedies", remedies, ("none", *REMEDIES[1:]))]
-    cells = [
-        Cell(network, optimiser, size, noise, rate, remedy, epochs, seed)  # type: ignore[arg-type]
-        for network, optimiser, size, noise, remedy, seed in itertools.product(
-            checked("networks", networks, NETWORKS),
-            checked("optimisers", optimisers, tuple(RATES)),
-            sizes,
-            levels,
-            kinds,
-            range(seeds),
-        )
-        for rate in ([_number(w, "--rates") for w in words(rates)] or RATES[optimiser])
-    ]
+    if seeds < 1 or epochs < 1:
+        raise BadValue(f"frontier: {seeds} seeds, {epochs} epochs; both must be positive.")
+    cells = _cells(networks, optimisers, batch_sizes, noises, remedies, rates, epochs, seeds)
     images = open_images(data, size=32, count=6000, seed=0)
     where = checked_device(device)
+    announce(f"{len(cells):,} trainings of {epochs} epochs on {len(images):,} images, {jobs} at a time.")
     rows = []
     with progress_bar(f"{len(cells)} trainings") as bar:
         bar.update(bar.task_ids[0], total=len(cells))
@@ -96,6 +80,38 @@ def frontier(
     console.print(f"JSON: {out / 'frontier.json'}")
 
 
+def _cells(
+    networks: str, optimisers: str, batch_sizes: str, noises: str, remedies: str, rates: str, epochs: int, seeds: int
+) -> "list[Cell]":
+    """Every training that was asked for."""
+    from qbi.experiments.frontier import NETWORKS, RATES, REMEDIES, Cell
+
+    levels = [-1.0 if w == "plain" else _number(w, "--noises") for w in words(noises)]
+    sizes = [int(_number(w, "--batch-sizes")) for w in words(batch_sizes)]
+    if min(sizes, default=0) < 1:
+        raise BadValue(f"--batch-sizes: {batch_sizes}; all must be positive.")
+    kinds = [w.replace("none", "") for w in _known("remedies", remedies, ("none", *REMEDIES[1:]))]
+    return [
+        Cell(network, optimiser, size, noise, rate, remedy, epochs, seed)  # type: ignore[arg-type]
+        for network, optimiser, size, noise, remedy, seed in itertools.product(
+            _known("networks", networks, NETWORKS),
+            _known("optimisers", optimisers, tuple(RATES)),
+            sizes,
+            levels,
+            kinds,
+            range(seeds),
+        )
+        for rate in ([_number(w, "--rates") for w in words(rates)] or RATES[optimiser])
+    ]
+
+
+def _known(option: str, text: str, known: tuple[str, ...]) -> list[str]:
+    for word in words(text):
+        if word not in known:
+            raise BadValue(f"--{option}: {word!r}; there are {', '.join(known)}.")
+    return words(text)
+
+
 def _row(cell: dict[str, object]) -> list[str]:
     from qbi.theory.guarantees import bits
 
@@ -114,8 +130,6 @@ def _row(cell: dict[str, object]) -> list[str]:
 
 
 def _number(text: str, option: str) -> float:
-    from qbi.errors import BadValue
-
     try:
         value = float(text)
     except ValueError:

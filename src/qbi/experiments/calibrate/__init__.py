@@ -15,7 +15,7 @@ from qbi.experiments.calibrate.models import (
 )
 from qbi.records import ImageData
 
-__all__ = ["Answer", "Calibration", "Judged", "answers", "calibrate", "crafted_models", "roc"]
+__all__ = ["Answer", "Calibration", "Judged", "answers", "calibrate", "crafted_models", "roc", "trainings"]
 
 HELD_OUT_SEEDS = (100, 101)
 """Of the models that no bound was set on."""
@@ -77,6 +77,12 @@ def _missed(models: tuple[Judged, ...]) -> list[str]:
     return [f"{m.family}, {m.variant}" for m in models if m.strength <= 1]
 
 
+def trainings(data: ImageData, seeds: int) -> int:
+    """How many models are trained."""
+    kinds, others = architectures(data.shape), held_out_architectures(data.shape)
+    return len(kinds) * len(OPTIMISERS) * seeds + len(others) * len(HELD_OUT_OPTIMISERS) * len(HELD_OUT_SEEDS)
+
+
 def calibrate(
     data: ImageData,
     seeds: int = 1,
@@ -86,8 +92,7 @@ def calibrate(
 ) -> Calibration:
     """Train the benign models; craft on the first and the last state of one training of each mountable architecture."""
     kinds, others = architectures(data.shape), held_out_architectures(data.shape)
-    total = len(kinds) * len(OPTIMISERS) * seeds + len(others) * len(HELD_OUT_OPTIMISERS) * len(HELD_OUT_SEEDS)
-    done = 0
+    total, done = trainings(data, seeds), 0
 
     def step() -> None:
         nonlocal done
