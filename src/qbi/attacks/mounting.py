@@ -93,7 +93,8 @@ def carry(
             if not strict:
                 break
             continue
-        carried = Carried(crafted, layer, carrier, tuple(part[:PROBE] for part in sample))
+        known = None if same is None else in_outline(same)
+        carried = Carried(crafted, layer, carrier, tuple(part[:PROBE] for part in sample), known)
         if not any(s.cause is Cause.SHIFT for s in carrier.shortfalls):
             return carried
     if carried is None:
@@ -102,23 +103,23 @@ def carry(
     return carried
 
 
-def as_it_is(model: nn.Module, layer: str, sample: Inputs, attack: Attack) -> Mounted:
+def as_it_is(model: nn.Module, layer: str, sample: Inputs, attack: Attack, traced: Traced | None = None) -> Mounted:
     """A copy of the model, unchanged, with one of its layers to be read; what arrives there is what the model makes of samples."""
     sent = copy.deepcopy(model).train()
     target = sent.get_submodule(layer)
     assert isinstance(target, nn.Linear)
     width = target.in_features
     probe = tuple(part[:PROBE] for part in sample)
-    traced = in_outline(trace(sent, probe))
-    shape = arriving_shape(traced, layer) or (width,)
-    return Mounted(sent, layer, Carrier(shape, width), probe, traced, attack=attack)
+    known = in_outline(trace(sent, probe)) if traced is None else replace(traced, model=sent)
+    shape = arriving_shape(known, layer) or (width,)
+    return Mounted(sent, layer, Carrier(shape, width), probe, known, attack=attack)
 
 
 def with_attack(carried: Carried, attack: Attack) -> Mounted:
     """The same model with an attack that is still to be written into it; a copy where the attack sets other layers too."""
     touches_others = type(attack).set_behind is not Attack.set_behind
     model = copy.deepcopy(carried.model) if touches_others else carried.model
-    known = None if touches_others else carried.known
+    known = None if carried.known is None else replace(carried.known, model=model)
     return Mounted(model, carried.layer, carried.carrier, carried.probe, known, attack=attack)
 
 

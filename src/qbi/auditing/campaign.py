@@ -62,7 +62,8 @@ class Campaign(Domain):
         if finding.untouched and finding.reach == "exact" and finding.carrier is not None:
             # Nothing with weights stands before the layer: what is read there is the sample itself.
             return Mounted(finding.model or self.model, finding.name, finding.carrier, probe, attack=prepared)
-        return as_it_is(finding.model or self.model, finding.name, probe, prepared)
+        known = self.traced if finding.model is None else None
+        return as_it_is(finding.model or self.model, finding.name, probe, prepared, known)
 
     def crafted(self, attack: type[Attack], finding: Finding) -> Attempt | Untested:
         """One attack on one layer, on every batch with fresh rows."""
@@ -136,8 +137,8 @@ class Campaign(Domain):
     def _best_gain(self, mounted: Mounted) -> tuple[float, Mapping[float, float]]:
         """The joint scale at which most is read, so that nothing recovered is no artefact of the scale.
 
-        Too large saturates the loss; too small drowns in the rounding of weight differences. Where the usual one reads everything, no
-        other is tried.
+        Too large saturates the loss; too small drowns in the rounding of weight differences. Where the usual one reads everything, or
+        something in a first look, no other is tried.
         """
         found: dict[float, float] = {}
         for gain in GAINS:
@@ -147,7 +148,7 @@ class Campaign(Domain):
                 found[gain] = self.read(mounted, self.answer(mounted, 0)).recoveries[FAITHFUL].recall
             except (CannotRead, BadValue):
                 found[gain] = 0.0
-            if found[gain] == 1:
+            if found[gain] == 1 or (self.brief and found[gain] > 0):
                 break
         return max(found, key=lambda g: (found[g], g == GAINS[0])), found
 

@@ -56,6 +56,8 @@ class Domain:
     settings: Mapping[str, float]
     operations: float = 0.0
     """Of one sample's way through the model."""
+    traced: Traced | None = field(default=None, repr=False)
+    """The model's graph in outline."""
     shortcuts: Shortcuts = field(default_factory=Shortcuts, repr=False)
     brief: bool = False
     """Whether this is a first look, for which a few samples of the domain are enough."""

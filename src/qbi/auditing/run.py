@@ -31,7 +31,8 @@ from qbi.federation.client import Loss, run_model
 from qbi.finite import is_finite
 from qbi.records import ImageData, TextData
 from qbi.routing.graph import Traced
-from qbi.routing.path import find_path
+from qbi.routing.path import find_path, in_outline
+from qbi.routing.tracers import untouched
 
 Data = Samples | ImageData | TextData | Tensor | tuple[Tensor, ...] | Any
 
@@ -90,10 +91,20 @@ def audit(
     probe = probe_of(tuple(part.to(device) for part in samples.inputs))
     say("looking into the model")
     traced, findings, unlooked = survey(sent, probe)
-    value, samples, loss_name = _prepared_loss(sent, samples, probe, loss, device)
+    value, samples, loss_name = _prepared_loss(traced, samples, probe, loss, device)
     helper = as_samples(auxiliary) if auxiliary is not None else None
     campaign = Campaign(
-        sent, samples, client, value, batches, seed, device, helper, settings or {}, operations_of(traced)
+        sent,
+        samples,
+        client,
+        value,
+        batches,
+        seed,
+        device,
+        helper,
+        settings or {},
+        operations_of(traced),
+        in_outline(traced),
     )
     attempts, untested = all_attempts(campaign, wanted, findings, layers, say)
     result = _assembled(campaign, traced, findings, attempts, [*unlooked, *untested], say, defences=defences)
@@ -192,16 +203,19 @@ def _check_parameters(model: nn.Module) -> None:
 
 
 def _prepared_loss(
-    model: nn.Module, samples: Samples, probe: tuple[Tensor, ...], wanted: str | Loss, device: str
+    traced: Traced, samples: Samples, probe: tuple[Tensor, ...], wanted: str | Loss, device: str
 ) -> tuple[Loss, Samples, str]:
-    state = {n: b.clone() for n, b in model.named_buffers()}
-    with torch.no_grad():
-        output = run_model(model, probe)
-        for n, b in model.named_buffers():
-            b.copy_(state[n])
+    """The loss, and targets as it takes them, from what the model returns."""
+    returned = next((traced.values[n] for n in traced.graph.nodes if n.op == "output"), None)
+    output = returned if traced.how == "fx" and isinstance(returned, Tensor) else _run(traced.model, probe)
     value, targets, name = choose_loss(wanted, _like(output, len(samples)), samples.inputs[0], samples.targets)
     check_value(value, output, targets[: len(output)].to(device))
     return value, replace(samples, targets=targets), name
+
+
+def _run(model: nn.Module, probe: tuple[Tensor, ...]) -> Tensor:
+    with untouched(model), torch.no_grad():
+        return run_model(model, probe)
 
 
 def _like(output: Tensor, count: int) -> Tensor:

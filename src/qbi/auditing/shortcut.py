@@ -46,6 +46,8 @@ class _Batch:
 class Shortcuts:
     """Everything that was kept in one audit; a few batches as they arrive, and no gradient."""
 
+    _calls: dict[tuple[str, ...], list[str]] = field(default_factory=dict)
+    """In which order a model's parts are called."""
     _before: dict[tuple[str, tuple[str, ...]], tuple[str, ...]] = field(default_factory=dict)
     """The outermost modules that run before a layer, by the layer and the model's parts."""
     _kept: dict[tuple[str, bytes, _Batch], _Kept | None] = field(default_factory=dict)
@@ -59,13 +61,14 @@ class Shortcuts:
     ) -> ClientStep:
         """`exposed_step` of one layer. Gradients of what stands before the layer may be missing."""
         parts = tuple(name for name, _ in model.named_modules())
-        if (layer, parts) not in self._before:
+        if parts not in self._calls:
             try:
-                self._before[layer, parts] = _modules_before(model, layer, inputs, seed)
-            except (
-                FAILURES
-            ):  # a model that takes no two samples, say; what is wrong shows in the whole step, if anything is
-                self._before[layer, parts] = ()
+                self._calls[parts] = _order_of_calls(model, inputs, seed)
+            except FAILURES:
+                # A model that takes no two samples, say; what is wrong shows in the whole step, if anything is.
+                self._calls[parts] = []
+        if (layer, parts) not in self._before:
+            self._before[layer, parts] = _modules_before(model, layer, self._calls[parts])
         before = self._before[layer, parts]
         if not before:
             return exposed_step(model, inputs, targets, layers=[layer], loss=loss, seed=seed)
@@ -134,8 +137,8 @@ def _as_a_client(model: nn.Module, inputs: tuple[Tensor, ...], seed: int) -> Ite
         model.train(was_training)
 
 
-def _modules_before(model: nn.Module, layer: str, inputs: tuple[Tensor, ...], seed: int) -> tuple[str, ...]:
-    """The outermost modules all of whose calls end before the layer's only call; none where it is called more than once."""
+def _order_of_calls(model: nn.Module, inputs: tuple[Tensor, ...], seed: int) -> list[str]:
+    """Names of the modules in the order in which their calls end, on two samples."""
     names = {module: name for name, module in model.named_modules()}
     calls: list[str] = []
     hooks = [m.register_forward_hook(lambda m, _i, _o: calls.append(names[m])) for m in names]
@@ -146,6 +149,11 @@ def _modules_before(model: nn.Module, layer: str, inputs: tuple[Tensor, ...], se
     finally:
         for hook in hooks:
             hook.remove()
+    return calls
+
+
+def _modules_before(model: nn.Module, layer: str, calls: Sequence[str]) -> tuple[str, ...]:
+    """The outermost modules all of whose calls end before the layer's only call; none where it is called more than once."""
     if calls.count(layer) != 1:
         return ()
     here = calls.index(layer)
