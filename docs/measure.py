@@ -5,6 +5,7 @@ python docs/measure.py policies --data cifar-10-python.tar.gz
 python docs/measure.py overhead
 python docs/measure.py detection --data cifar-10-python.tar.gz
 python docs/measure.py audit
+python docs/measure.py federations --data cifar-10-python.tar.gz
 python docs/measure.py saturation --data imagenet
 python docs/measure.py training --data cifar10
 
@@ -13,8 +14,11 @@ What `qbi bench`, `compare` and `reproduce` write is kept beside them as it is, 
 
 import argparse
 import copy
+import json
 import resource
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
@@ -248,6 +252,31 @@ def _vgg() -> nn.Module:
     return nn.Sequential(*layers, nn.Flatten(), *head)
 
 
+EXAMPLE = Path(__file__).parent.parent / "examples/flower-guarded/measure.py"
+
+FEDERATIONS = {
+    "accuracy, auto": "accuracy --seeds 5 --rounds 20 --policy auto --data DATA",
+    "small CNN, auto": "overhead --rounds 10 --model cnn --policy auto",
+    "small CNN, budget": "overhead --rounds 10 --model cnn --policy budget",
+    "two layers, auto": "overhead --rounds 10 --model mlp --policy auto",
+    "two layers, budget": "overhead --rounds 10 --model mlp --policy budget",
+    "100 clients, auto": "scale --clients 100 --policy auto",
+    "1,000 clients, auto": "scale --clients 1000 --policy auto",
+}
+"""What the example's own `measure.py` is asked for."""
+
+
+def federations(data: str) -> dict[str, Any]:
+    """The example's federation on Ray, with and without the guard, one simulation after the other."""
+    out = {}
+    for name, words in FEDERATIONS.items():
+        command = [sys.executable, EXAMPLE, *words.replace("DATA", data).split()]
+        said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        out[name] = json.loads(said[said.index("[\n") :])
+        print(name, flush=True)
+    return out
+
+
 def saturation(data: str) -> dict[str, Any]:
     """Samples that single rows isolate, and samples that gradients give, at the paper's scale of rows and at ours."""
     images = open_images(data, size=224, count=200, seed=0)
@@ -291,6 +320,7 @@ def main() -> None:
         "overhead": overhead,
         "detection": detection,
         "audit": audits,
+        "federations": federations,
         "training": training,
         "saturation": saturation,
     }

@@ -60,6 +60,25 @@ FAULTS = [
         "test_detection.py",
     ),
     (
+        "defences/layout.py",
+        "one, other = run(given), run(changed)",
+        "one, other = run(given), run(with_another(given, sample, samples, axis))",
+        "test_zoo.py",
+    ),
+    (
+        "defences/budget/products.py",
+        '[n for n in names if n == "bias" or not by_products]',
+        '[n for n in names if n == "bias" or positions > 1]',
+        "test_budget.py",
+    ),
+    (
+        "auditing/slim.py",
+        "return live if torch.equal(whole.features, slim.features) else {}",
+        "return live",
+        "test_slim.py",
+    ),
+    ("auditing/slim.py", "    nn.ReLU,\n", "    nn.ReLU,\n    nn.BatchNorm2d,\n", "test_slim.py"),
+    (
         "auditing/shortcut.py",
         "return kept if same else None",
         "return kept",

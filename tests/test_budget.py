@@ -15,7 +15,7 @@ from qbi.defences import AmbientGuard, LeakGuard, with_group_norm
 from qbi.defences.budget import products
 from qbi.defences.budget.clipping import Clipping
 from qbi.defences.budget.goal import Budget
-from qbi.defences.seeing import LeakRefused
+from qbi.defences.calls import LeakRefused
 from qbi.errors import BadValue
 from qbi.randomness import SystemEntropy, generator
 from qbi.theory.guarantees import Prior

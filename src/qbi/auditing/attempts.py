@@ -5,7 +5,8 @@ from dataclasses import replace
 
 from qbi.attacks import Attack
 from qbi.auditing.campaign import Attempt, Campaign
-from qbi.auditing.survey import Finding, Untested, left_alone, probe_of
+from qbi.auditing.finding import Finding, Untested
+from qbi.auditing.survey import left_alone, probe_of
 from qbi.errors import BadValue
 
 Progress = Callable[[str], None]

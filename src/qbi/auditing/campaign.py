@@ -9,9 +9,9 @@ import torch
 from qbi.attacks import Attack, Knowledge, Mounted
 from qbi.attacks.mounting import as_it_is, with_attack, write
 from qbi.auditing.domain import FEW, Domain
+from qbi.auditing.finding import Finding, Untested
 from qbi.auditing.result import AttackOutcome
 from qbi.auditing.slim import sparse_backward
-from qbi.auditing.survey import Finding, Untested
 from qbi.auditing.trial import Answer, Trial, read_answer, take_answer
 from qbi.defences import StepDefence
 from qbi.errors import BadValue, CannotMount, CannotRead

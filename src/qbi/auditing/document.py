@@ -3,8 +3,8 @@
 from datetime import UTC, datetime
 from typing import Any
 
+from qbi.auditing.finding import Finding
 from qbi.auditing.result import AttackOutcome, AuditResult, DefenceOutcome
-from qbi.auditing.survey import Finding
 from qbi.metrics import THRESHOLDS
 
 SCHEMA = "qbi-audit/3"

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from qbi.auditing.campaign import Campaign
+from qbi.auditing.finding import Finding
 from qbi.auditing.result import SideReading
-from qbi.auditing.survey import Finding
 from qbi.auditing.trial import chosen_batch
 from qbi.errors import BadValue, CannotRead
 from qbi.exposure import isolated_samples, observe

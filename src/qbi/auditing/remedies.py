@@ -6,13 +6,13 @@ from dataclasses import replace
 from qbi.auditing.bounds import BoundPoint
 from qbi.auditing.campaign import Attempt, Campaign
 from qbi.auditing.client import Client
+from qbi.auditing.finding import Finding
 from qbi.auditing.result import AttackOutcome, Curve, DefenceOutcome
-from qbi.auditing.survey import Finding
 from qbi.auditing.trial import Trial, read_answer
 from qbi.defences import Defence, StepDefence
 from qbi.defences.budget.goal import DEFAULT_BITS
+from qbi.defences.calls import LeakRefused
 from qbi.defences.registry import DEFENCES, NO_DEFENCE
-from qbi.defences.seeing import LeakRefused
 from qbi.metrics import CLEAR, EXACT, RECOGNISABLE, THRESHOLDS, Threshold
 
 BUDGET = "budget"

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from qbi.auditing.bounds import BoundPoint
 from qbi.auditing.client import Client
-from qbi.auditing.survey import Finding, Untested
+from qbi.auditing.finding import Finding, Untested
 from qbi.metrics import EXACT, FAITHFUL, Threshold
 from qbi.records import Interval
 

@@ -19,13 +19,14 @@ from qbi.auditing.client import Client
 from qbi.auditing.domain import operations_of
 from qbi.auditing.doubts import find_doubts
 from qbi.auditing.effortless import side_readings
+from qbi.auditing.finding import Finding, Untested
 from qbi.auditing.forecast import forecast
 from qbi.auditing.gallery import make_gallery
 from qbi.auditing.losses import check_value, choose_loss
 from qbi.auditing.remedies import advise, defended
 from qbi.auditing.result import AuditResult, Gallery
 from qbi.auditing.samples import Samples, as_tensors, image_samples, tensor_samples, text_samples
-from qbi.auditing.survey import Finding, Untested, probe_of, survey
+from qbi.auditing.survey import probe_of, survey
 from qbi.errors import BadValue, DataError
 from qbi.federation.client import Loss, run_model
 from qbi.finite import is_finite

@@ -3,72 +3,20 @@
 import copy
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import Literal
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from qbi.attacks import Carried, carry
+from qbi.auditing.finding import Finding, Untested
 from qbi.carrier import Carrier, Cause, Shortfall
 from qbi.errors import CannotMount, first_line
 from qbi.linear_maps import others, spelled_out, untold
 from qbi.routing.graph import Traced, trace
 from qbi.routing.path import find_path
 from qbi.routing.targets import Target, targets
-
-Reach = Literal["exact", "lossy", "unreachable"]
-
-
-@dataclass(frozen=True)
-class Untested:
-    """Something that was not tried on a layer, and why."""
-
-    attack: str
-    layer: str
-    reason: str
-
-    def __str__(self) -> str:
-        return f"{self.attack} on {self.layer}: not tested ({self.reason})"
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One linear layer: what a server could carry to it, and why not more."""
-
-    target: Target
-    reach: Reach
-    reason: str
-    decided_by: str
-    carried: Carried | None = field(default=None, repr=False)
-    """The model as a server would send it, its rows not yet written."""
-    model: nn.Module | None = field(default=None, repr=False)
-    """The client's model with this layer spelled out as a linear one, where it goes by another name."""
-    untouched: bool = False
-    """Whether no weights stand between the input and the layer: its input is the sample, even for who only looks."""
-
-    @property
-    def name(self) -> str:
-        """The layer's name in the model."""
-        return self.target.name
-
-    @property
-    def carrier(self) -> Carrier | None:
-        """How samples arrive, where they do."""
-        return None if self.carried is None else self.carried.carrier
-
-    @property
-    def attackable(self) -> bool:
-        """Whether rows can be written and divided at all."""
-        return self.carrier is not None and self.target.has_bias
-
-    @property
-    def rank(self) -> tuple[bool, bool, bool, int]:
-        """Larger is more exposed: silent rows, the whole sample, and then how much of it arrives."""
-        values = 0 if self.carrier is None else self.carrier.features
-        return self.attackable, self.target.rectified, self.reach == "exact", values
-
 
 MOST_POSITIONS, MOST_VALUES = 256, 2**18
 """Patches of a sample, and values of all of them, up to which a convolution is looked at as a linear layer on them."""

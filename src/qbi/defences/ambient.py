@@ -21,9 +21,9 @@ from qbi.defences.budget.account import Account
 from qbi.defences.budget.clipping import Clipping
 from qbi.defences.budget.goal import Budget, Goal, refuse_goal
 from qbi.defences.budget.ledger import Ledger
+from qbi.defences.calls import LeakRefused
 from qbi.defences.counting import Counting
 from qbi.defences.policy import PolicyName, policy_named
-from qbi.defences.seeing import LeakRefused
 from qbi.randomness import SystemEntropy, generator
 
 log = logging.getLogger("qbi.guard")

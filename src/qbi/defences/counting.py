@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from qbi.defences.calls import Call, LeakRefused, Root
 from qbi.defences.layout import leaves
 from qbi.defences.policy import Decision, Policy, decide
-from qbi.defences.seeing import Call, LeakRefused, Root, Seeing
+from qbi.defences.seeing import Seeing
 from qbi.exposure import Exposure
 from qbi.exposure.watching import watchable
 from qbi.federation.exposed import ClientStep

@@ -24,8 +24,8 @@ from qbi.defences.budget.account import Account
 from qbi.defences.budget.clipping import Clipping
 from qbi.defences.budget.goal import Budget, Goal, refuse_goal
 from qbi.defences.budget.ledger import Ledger
+from qbi.defences.calls import LeakRefused
 from qbi.defences.policy import PolicyName, decide, policy_named
-from qbi.defences.seeing import LeakRefused
 from qbi.errors import BadValue
 from qbi.exposure import Leak, Watch, vulnerable_layers
 from qbi.exposure.watching import watchable

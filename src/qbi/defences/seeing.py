@@ -6,7 +6,6 @@ matter what moves the weights afterwards: an optimiser, several, a closure, a ha
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -15,59 +14,9 @@ from torch import Tensor, nn
 from torch.autograd import Variable
 
 from qbi.calling import call_with
+from qbi.defences.calls import Call, LeakRefused, Root, refuse_wrappers
 from qbi.defences.layout import Layout, Place, Seen, batch_of, compare_runs, detached, leaves, random_parameters
 from qbi.errors import BadValue, QbiError, first_line
-
-HIDING = (
-    "DataParallel",
-    "DistributedDataParallel",
-    "FullyShardedDataParallel",
-    "FSDPModule",
-    "ScriptModule",
-    "OptimizedModule",
-)
-"""Wrappers behind which calls are not seen."""
-
-
-class LeakRefused(QbiError):
-    """A step that would give samples away, or that could not be looked at; its gradients were cleared."""
-
-
-@dataclass
-class Root:
-    """One call from outside: a model, or a part of one, on a batch."""
-
-    module: nn.Module
-    given: Any
-    samples: int
-    fresh: bool
-    """Whether its input is data, not the output of another call."""
-    names: dict[nn.Module, str]
-
-    def trainable(self) -> dict[str, Tensor]:
-        """Everything a gradient can arise for, each tensor once."""
-        return {n: p for n, p in self.module.named_parameters() if p.requires_grad}
-
-
-@dataclass
-class Call:
-    """One call of one module inside a root call."""
-
-    root: Root
-    module: nn.Module
-    key: tuple[str, int]
-    given: Any
-    gradients: dict[int, Tensor] = field(default_factory=dict)
-    """By the number of the output."""
-    parts: list["Call"] = field(default_factory=list)
-    places: list[Place] = field(default_factory=list)
-    """Of the inputs, then of the outputs."""
-
-    @property
-    def name(self) -> str:
-        """The module's name, for people."""
-        return self.key[0] or type(self.module).__name__
-
 
 Listener = Callable[[list[Call]], None]
 
@@ -167,7 +116,7 @@ class Seeing:
         names = {m: name for name, m in module.named_modules() if any(p.requires_grad for p in m.parameters())}
         if not names or not torch.is_grad_enabled():
             return None
-        _refuse_wrappers(module)
+        refuse_wrappers(module)
         # What is called again inside a backward pass belongs to the call whose pass it is.
         fresh = not self._queued and not any(isinstance(v, Tensor) and v.grad_fn is not None for v in leaves(given))
         root = Root(module, detached(given), batch_of(given, self.batch_axis), fresh, names)
@@ -272,15 +221,6 @@ class Seeing:
             weights = random_parameters((n, p.detach()) for n, p in root.module.named_parameters())
             found = compare_runs(run, root.given, root.samples, self.batch_axis)
         self._places_of(root).update({(root.samples > 1, key): places for key, places in found.items()})
-
-
-def _refuse_wrappers(module: nn.Module) -> None:
-    for part in module.modules():
-        hides = any(c.__name__ in HIDING for c in type(part).__mro__) or getattr(part, "_compiled_call_impl", None)
-        if hides:
-            raise LeakRefused(
-                f"guard: {type(part).__name__} hides the calls of the modules inside it; train the plain module under the guard."
-            )
 
 
 def _devices(module: nn.Module) -> list[torch.device]:

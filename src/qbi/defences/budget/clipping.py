@@ -16,7 +16,8 @@ from qbi.defences.budget.account import Account
 from qbi.defences.budget.goal import Budget
 from qbi.defences.budget.ledger import BudgetSpent
 from qbi.defences.budget.plan import Plan
-from qbi.defences.seeing import Call, LeakRefused, Root, Seeing
+from qbi.defences.calls import Call, LeakRefused, Root
+from qbi.defences.seeing import Seeing
 from qbi.errors import DataError, QbiError
 from qbi.randomness import Draws, normal_like
 

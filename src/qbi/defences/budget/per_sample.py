@@ -16,8 +16,8 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from qbi.calling import call_with
 from qbi.defences.budget.products import MOST_VALUES, Weights, convolved, is_pair, pair_norms, slack, split, squares
+from qbi.defences.calls import Call
 from qbi.defences.layout import Layout, Place, leaves
-from qbi.defences.seeing import Call
 
 
 def own_parameters(module: nn.Module) -> Weights:

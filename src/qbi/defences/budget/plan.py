@@ -8,8 +8,9 @@ from torch import Tensor
 
 from qbi.defences.budget.per_sample import combined, sample_gradients, squared_norms, weighted_sum
 from qbi.defences.budget.products import squares
+from qbi.defences.calls import Call, LeakRefused
 from qbi.defences.layout import leaves
-from qbi.defences.seeing import Call, LeakRefused, Seeing
+from qbi.defences.seeing import Seeing
 from qbi.finite import is_finite
 
 TOLERANCE = 1e-3

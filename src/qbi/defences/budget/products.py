@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from qbi.defences.calls import Call
 from qbi.defences.layout import Layout, Place, leaves
-from qbi.defences.seeing import Call
 from qbi.errors import BadValue
 
 MOST_VALUES = 2**25

@@ -1,0 +1,61 @@
+"""What was found out about one layer, and what was not."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from torch import nn
+
+from qbi.attacks import Carried
+from qbi.carrier import Carrier
+from qbi.routing.targets import Target
+
+Reach = Literal["exact", "lossy", "unreachable"]
+
+
+@dataclass(frozen=True)
+class Untested:
+    """Something that was not tried on a layer, and why."""
+
+    attack: str
+    layer: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.attack} on {self.layer}: not tested ({self.reason})"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One linear layer: what a server could carry to it, and why not more."""
+
+    target: Target
+    reach: Reach
+    reason: str
+    decided_by: str
+    carried: Carried | None = field(default=None, repr=False)
+    """The model as a server would send it, its rows not yet written."""
+    model: nn.Module | None = field(default=None, repr=False)
+    """The client's model with this layer spelled out as a linear one, where it goes by another name."""
+    untouched: bool = False
+    """Whether no weights stand between the input and the layer: its input is the sample, even for who only looks."""
+
+    @property
+    def name(self) -> str:
+        """The layer's name in the model."""
+        return self.target.name
+
+    @property
+    def carrier(self) -> Carrier | None:
+        """How samples arrive, where they do."""
+        return None if self.carried is None else self.carried.carrier
+
+    @property
+    def attackable(self) -> bool:
+        """Whether rows can be written and divided at all."""
+        return self.carrier is not None and self.target.has_bias
+
+    @property
+    def rank(self) -> tuple[bool, bool, bool, int]:
+        """Larger is more exposed: silent rows, the whole sample, and then how much of it arrives."""
+        values = 0 if self.carrier is None else self.carrier.features
+        return self.attackable, self.target.rectified, self.reach == "exact", values
