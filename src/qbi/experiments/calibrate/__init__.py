@@ -15,7 +15,7 @@ from qbi.experiments.calibrate.models import (
 )
 from qbi.records import ImageData
 
-__all__ = ["Answer", "Calibration", "Judged", "answers", "calibrate", "crafted_models", "roc", "trainings"]
+__all__ = ["Answer", "Calibration", "Judged", "answers", "calibrate", "crafted_models", "in_sample", "roc", "trainings"]
 
 HELD_OUT_SEEDS = (100, 101)
 """Of the models that no bound was set on."""
@@ -83,6 +83,21 @@ def trainings(data: ImageData, seeds: int) -> int:
     return len(kinds) * len(OPTIMISERS) * seeds + len(others) * len(HELD_OUT_OPTIMISERS) * len(HELD_OUT_SEEDS)
 
 
+def in_sample(
+    data: ImageData, seeds: int, epochs: int, device: str = "cpu", step: Callable[[], None] = lambda: None
+) -> tuple[tuple[Judged, ...], tuple[Judged, ...]]:
+    """Models of the kinds that bounds were set on, and crafted ones made of the first and last state of one training of each."""
+    benign: list[Judged] = []
+    crafted: list[Judged] = []
+    kinds = architectures(data.shape)
+    for judged, model in benign_models(data, kinds, OPTIMISERS, range(seeds), epochs, device, step):
+        benign.append(judged)
+        moments = {f"Adam 1e-3, {epoch} epochs, seed 0" for epoch in (0, epochs)}
+        if judged.family in MOUNTABLE and judged.variant in moments:
+            crafted += crafted_models(data, copy.deepcopy(model).cpu(), judged.family, 0)
+    return tuple(benign), tuple(crafted)
+
+
 def calibrate(
     data: ImageData,
     seeds: int = 1,
@@ -90,8 +105,8 @@ def calibrate(
     device: str = "cpu",
     progress: Callable[[int, int], None] | None = None,
 ) -> Calibration:
-    """Train the benign models; craft on the first and the last state of one training of each mountable architecture."""
-    kinds, others = architectures(data.shape), held_out_architectures(data.shape)
+    """Train the benign models, those that bounds were set on and others; craft models, and let servers answer to the detectors."""
+    others = held_out_architectures(data.shape)
     total, done = trainings(data, seeds), 0
 
     def step() -> None:
@@ -100,14 +115,6 @@ def calibrate(
         if progress is not None:
             progress(done, total)
 
-    benign: list[Judged] = []
-    crafted: list[Judged] = []
-    for judged, model in benign_models(data, kinds, OPTIMISERS, range(seeds), epochs, device, step):
-        benign.append(judged)
-        moments = {f"Adam 1e-3, {epoch} epochs, seed 0" for epoch in (0, epochs)}
-        if judged.family in MOUNTABLE and judged.variant in moments:
-            crafted += crafted_models(data, copy.deepcopy(model).cpu(), judged.family, 0)
+    benign, crafted = in_sample(data, seeds, epochs, device, step)
     held_out = benign_models(data, others, HELD_OUT_OPTIMISERS, HELD_OUT_SEEDS, epochs, device, step)
-    return Calibration(
-        tuple(benign), tuple(judged for judged, _ in held_out), tuple(crafted), tuple(answers(data, 0)), BOUNDS
-    )
+    return Calibration(benign, tuple(judged for judged, _ in held_out), crafted, tuple(answers(data, 0)), BOUNDS)

@@ -1,0 +1,61 @@
+"""Detectors."""
+
+from tables.reading import load, table
+
+
+def answers() -> str:
+    """Servers that know the detectors."""
+    rows = [
+        [a["server"], "found" if a["reported"] else "**missed**", f"{a['strength']:.2f}", f"{100 * a['recall']:.0f} %"]
+        for a in load("detection")["answers"]
+    ]
+    return table(["server", "by `inspect`", "suspicion, in bounds", "read of a batch of 20"], rows)
+
+
+def held_out() -> str:
+    """Benign models that no bound was set on."""
+    found = load("detection")
+    said = f"{len(found['held-out reported'])} of {found['held-out']}"
+    return said + (f": {'; '.join(found['held-out reported'])}" if found["held-out reported"] else "")
+
+
+def detectors() -> str:
+    """Each detector on the models that bounds were set on."""
+    found = load("calibration")
+    rows = []
+    for name, bound in found["bounds"].items():
+        extreme = found["most suspicious benign"][name]
+        alone = found["found at 1 % false positives"][name]
+        rows.append(
+            [
+                name,
+                f"{extreme['most suspicious'] / bound:.2f}",
+                f"{extreme['99 %'] / bound:.2f}",
+                f"{100 * alone:.0f} %",
+            ]
+        )
+    together = found["found at 1 % false positives"]["all together"]
+    rows.append(["all together", "", "", f"{100 * together:.0f} %"])
+    head = [
+        "detector",
+        "most suspicious benign model, in bounds",
+        "99 % lie below",
+        "crafted models found at 1 % false positives",
+    ]
+    return table(head, rows)
+
+
+def in_sample() -> str:
+    """Benign models of the kinds that bounds were set on."""
+    found = load("calibration")
+    said = f"{len(found['benign reported'])} of {found['benign']}"
+    return said + (f" ({'; '.join(found['benign reported'])})" if found["benign reported"] else "")
+
+
+def crafted_found() -> str:
+    """Crafted models."""
+    found = load("calibration")
+    missed = sorted({m.split(",")[0] for m in found["crafted missed"]})
+    return f"{found['crafted reported']:,} of {found['crafted']:,}" + (
+        f" (missed: {', '.join(missed)})" if missed else ""
+    )
