@@ -1,6 +1,8 @@
 """One policy engine for all guards, a round without any framework, and noise that nobody can repeat."""
 
+import gc
 import math
+import weakref
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,6 +15,7 @@ from torch.nn import functional as F
 from qbi import randomness
 from qbi.attacks import QBI, mount
 from qbi.defences import AmbientGuard, LeakGuard
+from qbi.defences.budget import Clipping
 from qbi.defences.guard import LeakRefused
 from qbi.defences.policy import POLICIES, decide, policy_named
 from qbi.defences.round import RoundSettings, guarded_round, look_after
@@ -121,6 +124,33 @@ def test_both_guards_decide_alike(policy):
         else:
             torch.testing.assert_close(by_model[name], decision.gradients[name])
             torch.testing.assert_close(parameter.grad, decision.gradients[name])
+
+
+@pytest.mark.parametrize("policy", ["auto", "report", "budget"])
+@pytest.mark.parametrize("guard", [LeakGuard, AmbientGuard])
+def test_a_guard_that_is_gone_keeps_no_model_alive(guard, policy):
+    """A simulation's worker guards hundreds of clients: their models and gradients go with the guard, not with the next collection."""
+
+    def guarded_training():
+        model, x, y = leaking()
+        with guard(model, policy) if guard is LeakGuard else guard(policy):
+            for _ in range(2):
+                backward(model, x, y)
+        return [weakref.ref(p) for p in model.parameters()]
+
+    gc.collect()
+    gc.disable()
+    try:
+        assert [held() for held in guarded_training()] == [None] * 4
+    finally:
+        gc.enable()
+
+
+def test_watching_without_a_guard_is_refused():
+    model, x, y = leaking()
+    with pytest.raises(LeakRefused, match="it is gone"), Clipping(1.0, 1.0, SystemEntropy(), model=model).seeing:
+        backward(model, x, y)
+    assert all(p.grad is None for p in model.parameters())
 
 
 def test_policies_do_what_their_names_say():

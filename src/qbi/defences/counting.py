@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from qbi.defences.calls import Call, LeakRefused, Root
 from qbi.defences.layout import leaves
 from qbi.defences.policy import Decision, Policy, decide
-from qbi.defences.seeing import Seeing
+from qbi.defences.seeing import Seeing, weakly
 from qbi.exposure import Exposure
 from qbi.exposure.watching import watchable
 from qbi.federation.exposed import ClientStep
@@ -40,8 +40,8 @@ class Counting:
     """Modules with trainable weights that these policies do not look at."""
 
     def __post_init__(self) -> None:
-        self.seeing = Seeing(self._listen, trial=False)
-        self.seeing.on_backward = self._remember
+        self.seeing = Seeing(weakly(self._listen), trial=False)
+        self.seeing.on_backward = weakly(self._remember)
         self.placed: dict[int, Tensor] = {}
         self.parameters: dict[int, Tensor] = {}
         self._before: dict[int, Tensor] = {}

@@ -7,7 +7,7 @@ matter what moves the weights afterwards: an optimiser, several, a closure, a ha
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakMethod
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,19 @@ from qbi.defences.layout import Layout, Place, Seen, batch_of, compare_runs, det
 from qbi.errors import BadValue, QbiError, first_line
 
 Listener = Callable[[list[Call]], None]
+
+
+def weakly(method: Callable[..., None]) -> Callable[..., None]:
+    """A bound method that does not keep its object alive: who listens holds the one who sees, and both hold gradients."""
+    held = WeakMethod(method)
+
+    def told(*given: Any) -> None:
+        alive = held()
+        if alive is None:
+            raise LeakRefused("guard: it is gone, but its block is still open; keep the guard while it watches.")
+        alive(*given)
+
+    return told
 
 
 class Seeing:

@@ -17,7 +17,7 @@ from qbi.defences.budget.goal import Budget
 from qbi.defences.budget.ledger import BudgetSpent
 from qbi.defences.budget.plan import Plan
 from qbi.defences.calls import Call, LeakRefused, Root
-from qbi.defences.seeing import Seeing
+from qbi.defences.seeing import Seeing, weakly
 from qbi.errors import DataError, QbiError
 from qbi.randomness import Draws, normal_like
 
@@ -66,8 +66,8 @@ class Clipping:
     passes: list[Clipped] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.seeing = Seeing(self._listen, self.model, batch_axis=self.batch_axis)
-        self.seeing.on_root, self.seeing.on_backward = self._called, self._remember
+        self.seeing = Seeing(weakly(self._listen), self.model, batch_axis=self.batch_axis)
+        self.seeing.on_root, self.seeing.on_backward = weakly(self._called), weakly(self._remember)
         self.placed: dict[int, Tensor] = {}
         """The gradients that were put in place, by their parameter."""
         self._before: dict[int, Tensor] = {}
@@ -75,7 +75,7 @@ class Clipping:
         self._plans: dict[tuple[int, tuple[tuple[str, int], ...]], Plan] = {}
 
         self.parameters: dict[int, Tensor] = {}
-        self.seeing.on_exit = self._restore
+        self.seeing.on_exit = weakly(self._restore)
         self._held: dict[int, Tensor] = {}
         self._silenced: dict[nn.MultiheadAttention, float] = {}
         self._said: set[str] = set()
