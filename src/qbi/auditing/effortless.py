@@ -43,7 +43,10 @@ def _answer(campaign: Campaign, inputs: tuple[Tensor, ...], targets: Tensor, fin
         with contextlib.suppress(BadValue, CannotRead):
             return campaign.shortcuts.step(model, heads[-1], inputs, targets, loss=loss, seed=seed).update
     others = [n for n, _ in model.named_parameters() if n not in looked_at]
-    return client_step(model, inputs, targets, loss=loss, seed=seed, fixed=others)
+    try:
+        return client_step(model, inputs, targets, loss=loss, seed=seed, fixed=others)
+    except RuntimeError:  # none of them takes part
+        return client_step(model, inputs, targets, loss=loss, seed=seed)
 
 
 def _labels(campaign: Campaign, update: Update, targets: Tensor) -> Iterator[SideReading]:

@@ -42,11 +42,19 @@ class _Batch:
     inputs: tuple[bytes, ...]
 
 
+@dataclass(frozen=True)
+class _Calls:
+    """Names of modules in the order in which their calls begin and end."""
+
+    begun: list[str]
+    ended: list[str]
+
+
 @dataclass
 class Shortcuts:
     """Everything that was kept in one audit; a few batches as they arrive, and no gradient."""
 
-    _calls: dict[tuple[str, ...], list[str]] = field(default_factory=dict)
+    _calls: dict[tuple[str, ...], _Calls] = field(default_factory=dict)
     """In which order a model's parts are called."""
     _before: dict[tuple[str, tuple[str, ...]], tuple[str, ...]] = field(default_factory=dict)
     """The outermost modules that run before a layer, by the layer and the model's parts."""
@@ -66,17 +74,17 @@ class Shortcuts:
                 self._calls[parts] = _order_of_calls(model, inputs, seed)
             except FAILURES:
                 # A model that takes no two samples, say; what is wrong shows in the whole step, if anything is.
-                self._calls[parts] = []
+                self._calls[parts] = _Calls([], [])
         if (layer, parts) not in self._before:
-            self._before[layer, parts] = _modules_before(model, layer, self._calls[parts])
+            self._before[layer, parts] = _modules_before(model, layer, self._calls[parts].ended)
         before = self._before[layer, parts]
         if not before:
             return exposed_step(model, inputs, targets, layers=[layer], loss=loss, seed=seed)
         batch = _Batch(parts, seed, tuple(_digest(part) for part in inputs))
-        key = (layer, self._fingerprint(model, before), batch)
+        key = (layer, self._fingerprint(model, layer, parts), batch)
         if key not in self._kept:
             known = self._on_the_way(model, before, batch)
-            live = {} if known is not None else self.live(model, layer, before, inputs, seed)
+            live = {} if known is not None else self.live(model, layer, parts, inputs, seed)
             self._kept[key] = _keep(model, layer, before, inputs, seed, known, live)
         kept = self._kept[key]
         if kept is None:
@@ -87,20 +95,24 @@ class Shortcuts:
         return replace(step, update=replace(step.update, buffers={**step.update.buffers, **kept.buffers}))
 
     def live(
-        self, model: nn.Module, layer: str, before: Sequence[str], inputs: tuple[Tensor, ...], seed: int
+        self, model: nn.Module, layer: str, parts: tuple[str, ...], inputs: tuple[Tensor, ...], seed: int
     ) -> dict[str, Tensor]:
         """Channels of the convolutions before a layer that matter to what arrives there."""
-        key = (layer, self._fingerprint(model, before))
+        key = (layer, self._fingerprint(model, layer, parts))
         if key not in self._live:
             self._live[key] = checked_live(model, layer, inputs, seed)
         return self._live[key]
 
-    def _fingerprint(self, model: nn.Module, before: Sequence[str]) -> bytes:
-        parts = (model.get_submodule(name) for name in before)
-        return b"".join(self._remembered(value) for part in parts for value in (*part.parameters(), *part.buffers()))
+    def _fingerprint(self, model: nn.Module, layer: str, parts: tuple[str, ...]) -> bytes:
+        """Of every weight that what arrives at a layer may depend on: all but those of modules first called there or behind."""
+        begun = self._calls[parts].begun
+        behind = set(begun) - set(begun[: begun.index(layer)]) if layer in begun else set()
+        owners = (module for name, module in model.named_modules() if name not in behind)
+        own = (v for m in owners for v in (*m.parameters(recurse=False), *m.buffers(recurse=False)))
+        return b"".join(self._remembered(value) for value in own)
 
     def _remembered(self, values: Tensor) -> bytes:
-        """A digest, taken again where the tensor is another one, lies elsewhere, or was written to."""
+        """A digest, taken again where the tensor is another one, lies elsewhere, or was written to (not through `.data`: nobody here does)."""
         now = values.data_ptr(), values._version
         known = self._digests.get(id(values))
         if known is None or known[0]() is not values or known[1] != now:
@@ -111,7 +123,7 @@ class Shortcuts:
         """An earlier layer that the same batch has already been kept at."""
         for (layer, fingerprint, other), kept in self._kept.items():
             was_there = kept is not None and other == batch and layer in before
-            if was_there and fingerprint == self._fingerprint(model, self._before[layer, batch.parts]):
+            if was_there and fingerprint == self._fingerprint(model, layer, batch.parts):
                 assert kept is not None
                 return layer, kept
         return None
@@ -137,11 +149,13 @@ def _as_a_client(model: nn.Module, inputs: tuple[Tensor, ...], seed: int) -> Ite
         model.train(was_training)
 
 
-def _order_of_calls(model: nn.Module, inputs: tuple[Tensor, ...], seed: int) -> list[str]:
-    """Names of the modules in the order in which their calls end, on two samples."""
+def _order_of_calls(model: nn.Module, inputs: tuple[Tensor, ...], seed: int) -> _Calls:
+    """Names of the modules in the order in which their calls begin, and end, on two samples."""
     names = {module: name for name, module in model.named_modules()}
-    calls: list[str] = []
-    hooks = [m.register_forward_hook(lambda m, _i, _o: calls.append(names[m])) for m in names]
+    begun: list[str] = []
+    ended: list[str] = []
+    hooks = [m.register_forward_hook(lambda m, _i, _o: ended.append(names[m])) for m in names]
+    hooks += [m.register_forward_pre_hook(lambda m, _i: begun.append(names[m])) for m in names]
     try:
         few = tuple(part[:2] for part in inputs)
         with _as_a_client(model, few, seed) as buffers:
@@ -149,7 +163,7 @@ def _order_of_calls(model: nn.Module, inputs: tuple[Tensor, ...], seed: int) -> 
     finally:
         for hook in hooks:
             hook.remove()
-    return calls
+    return _Calls(begun, ended)
 
 
 def _modules_before(model: nn.Module, layer: str, calls: Sequence[str]) -> tuple[str, ...]:
@@ -215,6 +229,7 @@ def _placeholders(model: nn.Module, layer: str, kept: _Kept) -> Iterator[None]:
     """Modules before the layer return nothing of use, and the layer gets what was kept."""
     device = kept.arrived.device
     replaced = [(model.get_submodule(name), shape, kind) for name, (shape, kind) in kept.shapes.items()]
+    own = {module: vars(module)["forward"] for module, _, _ in replaced if "forward" in vars(module)}
     for module, shape, kind in replaced:
         blank = torch.zeros((), dtype=kind, device=device).expand(shape)
         module.forward = lambda *_given, blank=blank, **_named: blank  # type: ignore[method-assign]
@@ -225,3 +240,5 @@ def _placeholders(model: nn.Module, layer: str, kept: _Kept) -> Iterator[None]:
         hook.remove()
         for module, _, _ in replaced:
             del module.forward
+            if module in own:
+                module.forward = own[module]  # type: ignore[method-assign]

@@ -87,7 +87,10 @@ def _needed(model: nn.Module, user: fx.Node, looked_at: Mapping[fx.Node, Tensor 
 
 
 def _plain(module: nn.Module | None) -> bool:
-    return isinstance(module, Convolution) and module.groups == 1
+    """A convolution that does what torch's own does: no subclass, nothing put in the place of its forward or before it."""
+    if not isinstance(module, Convolution) or type(module) not in (nn.Conv1d, nn.Conv2d, nn.Conv3d):
+        return False
+    return "forward" not in vars(module) and not module._forward_pre_hooks and module.groups == 1
 
 
 @contextmanager
@@ -111,8 +114,8 @@ def _forward(module: Convolution, live: Tensor) -> Callable[[Tensor], Tensor]:
     used[0] |= not bool(used.any())
     slim, bias = weight[:, used], None if module.bias is None else module.bias.detach()[live]
 
-    def forward(given: Tensor) -> Tensor:
-        part: Tensor = module._conv_forward(given[:, used], slim, bias)
+    def forward(input: Tensor) -> Tensor:
+        part: Tensor = module._conv_forward(input[:, used], slim, bias)
         if bool(live.all()):
             return part
         out: Tensor = part.new_zeros(len(part), module.out_channels, *part.shape[2:])
@@ -160,8 +163,8 @@ class _Convolved(torch.autograd.Function):
         return pull, *gradients, None
 
 
-def _convolve(module: Convolution, given: Tensor) -> Tensor:
-    out: Tensor = _Convolved.apply(given, module.weight, module.bias, module)  # type: ignore[no-untyped-call]
+def _convolve(module: Convolution, input: Tensor) -> Tensor:
+    out: Tensor = _Convolved.apply(input, module.weight, module.bias, module)  # type: ignore[no-untyped-call]
     return out
 
 

@@ -60,7 +60,8 @@ class Counting:
         with torch.no_grad():
             try:
                 self._protect(calls, list(roots), parameters)
-            except LeakRefused:
+            except BaseException:
+                # Whatever goes wrong, nothing raw stays.
                 for parameter in parameters:
                     parameter.grad = None
                 raise

@@ -56,7 +56,9 @@ def find_layout(one: Tensor, other: Tensor, sample: int, samples: int) -> Place:
     moved = one != other
     if one.is_floating_point():
         # What two identical runs would differ by is rounding: sums in another order.
-        moved &= (one - other).abs() > 1e-5 * one.abs().amax().clamp_min(1e-30)
+        moved &= (one - other).abs().nan_to_num(torch.inf) > 1e-5 * one.abs().nan_to_num(0, 0, 0).amax().clamp_min(
+            1e-30
+        )
     if not bool(moved.any()):
         return None
     for axis, rows in enumerate(one.shape):
@@ -109,14 +111,28 @@ def with_another(given: Any, sample: int, samples: int, axis: int) -> Any:
             return value
         changed = value.clone()
         source = value.select(axis, other)
-        if value.is_floating_point():
+        if value.is_floating_point() or value.is_complex():
             source = source + 0.1 * torch.randn_like(source) * (1 + source.std(unbiased=False))
-        elif torch.equal(source, value.select(axis, sample)):
-            source = source.roll(1, -1) if source.dim() else source
+        else:
+            source = _next_values(value, value.select(axis, sample))
         changed.select(axis, sample).copy_(source)
         return changed
 
     return tree_map(swap, given)
+
+
+def _next_values(values: Tensor, own: Tensor) -> Tensor:
+    """Whole numbers of which each is another one, and occurs in the batch: a token, a class, a truth value."""
+    if values.dtype == torch.bool:
+        return ~own
+    known = values.unique()
+    found: Tensor = known[(torch.searchsorted(known, own.contiguous()) + 1) % len(known)]
+    return found
+
+
+def copied(values: Any) -> Any:
+    """The same containers with tensors of their own: a model may work in place on what it is given."""
+    return tree_map(lambda v: v.detach().clone() if isinstance(v, Tensor) else v, values)
 
 
 def random_parameters(parameters: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
@@ -136,18 +152,27 @@ def compare_runs(run: Callable[[Any], Seen], given: Any, samples: int, axis: int
     if samples == 1:
         return {
             key: [Layout(0) if isinstance(v, Tensor) and v.dim() else None for v in v_]
-            for key, v_ in run(given).items()
+            for key, v_ in run(copied(given)).items()
         }
     given = tree_map(lambda v: v.nan_to_num(0, 0, 0) if isinstance(v, Tensor) and v.is_floating_point() else v, given)
     sample = samples // 2
     # Made before either run: both then begin with the same random state, and dropout falls on the same values.
     changed = with_another(given, sample, samples, axis)
-    one, other = run(given), run(changed)
+    first = copied(given)
+    # Whole numbers that are all alike, such as types of tokens, cannot be changed: they stand as the batch does.
+    alike = {
+        (v.data_ptr(), v.shape): Layout(axis)
+        for v, w in zip(leaves(first), leaves(changed), strict=True)
+        if isinstance(v, Tensor) and v.dim() > axis and v.shape[axis] == samples and torch.equal(v, w)
+    }
+    one, other = run(first), run(copied(changed))
     if one.keys() != other.keys():
         raise BadValue("the model takes another way for other samples; its gradients cannot be told apart by sample.")
     return {
         key: [
-            find_layout(a, b, sample, samples) if isinstance(a, Tensor) and isinstance(b, Tensor) else None
+            alike.get((a.data_ptr(), a.shape)) or find_layout(a, b, sample, samples)
+            if isinstance(a, Tensor) and isinstance(b, Tensor)
+            else None
             for a, b in zip(one[key], other[key], strict=True)
         ]
         for key in one

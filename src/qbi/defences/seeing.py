@@ -15,10 +15,13 @@ from torch.autograd import Variable
 
 from qbi.calling import call_with
 from qbi.defences.calls import Call, LeakRefused, Root, refuse_wrappers
-from qbi.defences.layout import Layout, Place, Seen, batch_of, compare_runs, detached, leaves, random_parameters
+from qbi.defences.layout import Place, Seen, batch_of, compare_runs, detached, leaves, random_parameters
 from qbi.errors import BadValue, QbiError, first_line
 
 Listener = Callable[[list[Call]], None]
+
+Sizes = tuple[bool, tuple[tuple[int, ...], ...]]
+"""Whether there is more than one sample, and how large one of them is."""
 
 
 def weakly(method: Callable[..., None]) -> Callable[..., None]:
@@ -54,7 +57,7 @@ class Seeing:
         self.on_root: Callable[[Root], None] = lambda _root: None
         self.on_backward: Callable[[Root], None] = lambda _root: None
         self.on_exit: Callable[[], None] = lambda: None
-        self._places: WeakKeyDictionary[nn.Module, dict[tuple[bool, tuple[str, int]], list[Place]]] = (
+        self._places: WeakKeyDictionary[nn.Module, dict[tuple[Sizes, tuple[str, int]], list[Place]]] = (
             WeakKeyDictionary()
         )
         self._quiet = False
@@ -137,7 +140,7 @@ class Seeing:
             raise LeakRefused(
                 "guard: the model was called without a tensor that holds a batch; samples cannot be counted."
             )
-        if self.tries and (root.samples > 1, ("", 0)) not in self._places_of(root):
+        if self.tries and (self._sizes(root), ("", 0)) not in self._places_of(root):
             self.look(root)
         self._counts = {"": 1}
         self.on_root(root)
@@ -145,27 +148,11 @@ class Seeing:
 
     def _watch(self, call: Call, out: Any) -> Any:
         """Keep what comes back to each output."""
-        out = self._spread(call, out)
         for number, value in enumerate(leaves(out)):
             if isinstance(value, Tensor) and value.requires_grad:
                 value.register_hook(lambda g, number=number: self._came_back(call, number, g))
         call.given = detached(call.given)
         return out
-
-    def _spread(self, call: Call, out: Any) -> Any:
-        """Positions are looked up once for all samples: look them up for each, so that each one's gradient can be told."""
-        if not isinstance(call.module, nn.Embedding) or not isinstance(out, Tensor):
-            return out
-        samples = call.root.samples
-        places = self._places_of(call.root).get((samples > 1, call.key))
-        if samples < 2 or places is None or any(place is not None for place in places):
-            return out
-        index = call.given[0][0]
-        if index.dim() > 1 and index.shape[0] == 1:
-            index = index[0]
-        call.given = ((index.expand(samples, *index.shape),), {})
-        call.places = [Layout(0), Layout(0)]
-        return (out[0] if out.shape[: 1 + index.dim()] == (1, *index.shape) else out).expand(samples, *index.shape, -1)
 
     def _came_back(self, call: Call, number: int, gradient: Tensor) -> None:
         if not self._queued:
@@ -187,17 +174,24 @@ class Seeing:
             with self.quiet():
                 self.listener(calls)
         finally:
+            self.scale = 1.0
             for call in calls:
                 call.gradients = {}
 
-    def _places_of(self, root: Root) -> dict[tuple[bool, tuple[str, int]], list[Place]]:
+    def _sizes(self, root: Root) -> Sizes:
+        """What a trial run holds for: with one token, or one window, of each sample, order shows nothing."""
+        shapes = [tuple(v.shape) for v in leaves(root.given) if isinstance(v, Tensor)]
+        axis = self.batch_axis
+        return root.samples > 1, tuple(s[:axis] + s[axis + 1 :] for s in shapes)
+
+    def _places_of(self, root: Root) -> dict[tuple[Sizes, tuple[str, int]], list[Place]]:
         return self._places.setdefault(root.module, {})
 
     def places(self, call: Call) -> list[Place]:
         """Where the samples stand in what went into a call and came out of it; a trial run shows it the first time."""
         if call.places:
             return call.places
-        known, key = self._places_of(call.root), (call.root.samples > 1, call.key)
+        known, key = self._places_of(call.root), (self._sizes(call.root), call.key)
         if key not in known:
             self.look(call.root)
         if key not in known:
@@ -233,7 +227,7 @@ class Seeing:
         with torch.random.fork_rng(devices=_devices(root.module)):
             weights = random_parameters((n, p.detach()) for n, p in root.module.named_parameters())
             found = compare_runs(run, root.given, root.samples, self.batch_axis)
-        self._places_of(root).update({(root.samples > 1, key): places for key, places in found.items()})
+        self._places_of(root).update({(self._sizes(root), key): places for key, places in found.items()})
 
 
 def _devices(module: nn.Module) -> list[torch.device]:

@@ -43,6 +43,8 @@ def tail_of(traced: Traced, layer: str) -> Callable[[Tensor], Any]:
             if node in known:
                 return known[node]
             found = _constant(traced, node) if node in fixed else traced.values[node]
+            if isinstance(found, Tensor) and found.is_meta:
+                return found  # what the sample is elsewhere, handed out beside the prediction
             wide = isinstance(found, Tensor) and found.is_floating_point()
             return found.to(device=value.device, dtype=value.dtype) if wide else found
 

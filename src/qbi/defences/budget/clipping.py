@@ -4,6 +4,7 @@ What leaves is made anew from the calls that were seen; what torch left in `.gra
 seen cannot leak: it is missing from the sum, which the check of the first passes finds.
 """
 
+import contextlib
 import logging
 import math
 from collections.abc import Callable, Iterable
@@ -18,7 +19,7 @@ from qbi.defences.budget.ledger import BudgetSpent
 from qbi.defences.budget.plan import Plan
 from qbi.defences.calls import Call, LeakRefused, Root
 from qbi.defences.seeing import Seeing, weakly
-from qbi.errors import DataError, QbiError
+from qbi.errors import DataError, first_line
 from qbi.randomness import Draws, normal_like
 
 log = logging.getLogger("qbi.guard")
@@ -77,6 +78,8 @@ class Clipping:
         self.parameters: dict[int, Tensor] = {}
         self.seeing.on_exit = weakly(self._restore)
         self._held: dict[int, Tensor] = {}
+        self._fine: dict[int, Tensor] = {}
+        """What was put in place, before it was rounded to half precision."""
         self._silenced: dict[nn.MultiheadAttention, float] = {}
         self._said: set[str] = set()
 
@@ -132,14 +135,22 @@ class Clipping:
     def _listen(self, calls: list[Call]) -> None:
         roots = list({id(c.root): c.root for c in calls}.values())
         parameters = {id(p): p for root in roots for p in root.trainable().values()}
+        devices = {p.device.type for p in parameters.values()}
         try:
-            with torch.no_grad():
+            with torch.no_grad(), contextlib.ExitStack() as stack:
+                for device in devices:
+                    # Norms and sums are formed in float32, also where the backward pass stands inside autocast.
+                    stack.enter_context(torch.autocast(device, enabled=False))
                 self._replace(calls, roots, parameters)
         except (LeakRefused, BudgetSpent, DataError):
             _clear(parameters.values())
             raise
-        except (QbiError, RuntimeError, ValueError, NotImplementedError, IndexError) as problem:
-            self._refuse(parameters.values(), f"samples' gradients cannot be told apart: {problem}")
+        except Exception as problem:
+            # Whatever goes wrong, nothing raw stays.
+            self._refuse(parameters.values(), f"samples' gradients cannot be told apart: {first_line(problem)}")
+        except BaseException:
+            _clear(parameters.values())
+            raise
         finally:
             self._before = {}
 
@@ -159,6 +170,11 @@ class Clipping:
                 "guard: gradients were taken by autograd.grad, which passes the guard by; use backward()."
             )
         samples = fresh[0].samples
+        if any(root.samples != samples for root in roots):
+            raise LeakRefused(
+                f"guard: a part of the model was called on {next(r.samples for r in roots if r.samples != samples)} rows for {samples} samples; "
+                "whose is whose cannot be told. Call the model as one module."
+            )
         if not self._before:
             self._since_noise = 0
         plan, norms = self._measured(calls, parameters, samples)
@@ -174,13 +190,17 @@ class Clipping:
         self._refuse_moved(parameters, begins=noisy)
         self._since_noise = (self._since_noise + 1) % self.accumulate
         for key, parameter in parameters.items():
-            value = sums[key].to(parameter.dtype) if key in sums else torch.zeros_like(parameter)
+            value = sums[key].float() if key in sums else torch.zeros_like(parameter, dtype=torch.float32)
             if noisy and self.noise:
-                value += self.seeing.scale * self.noise * share * normal_like(parameter, self.draws)
+                value = value + self.seeing.scale * self.noise * share * normal_like(value, self.draws)
             if key in self._before:
-                value += self._before[key]
-            parameter.grad = value
-            self.placed[key], self.parameters[key] = value, parameter
+                value = value + self._fine.get(key, self._before[key])
+            # Rounded once, after the noise: rounding what has none could move by more than a sample may.
+            placed = value.to(parameter.dtype)
+            if placed.dtype != value.dtype:
+                self._fine[key] = value
+            parameter.grad = placed
+            self.placed[key], self.parameters[key] = placed, parameter
         self.passes.append(Clipped(samples, int((weights < 1).sum()), self.noise))
         self._adapt(norms <= share)
 
@@ -209,10 +229,10 @@ class Clipping:
         """Through which calls each parameter's gradient is told apart, found and checked on the first passes; and samples' norms."""
         key = (id(calls[0].root.module), tuple(sorted(c.key for c in calls)))
         known = self._plans.get(key)
-        plan = Plan(self.seeing, calls, parameters, known.above if known else {})
-        if known is not None and known.checks >= CHECKED:
+        plan = Plan(self.seeing, calls, parameters, known.above if known else {}, known.checks if known else {})
+        pending = [k for k in parameters if plan.checks.get(k, 0) < CHECKED]
+        if known is not None and not (pending and plan.told_by(pending, self._before)):
             return plan, plan.norms(samples)
-        plan.checks = (known.checks if known else 0) + 1
         norms = plan.settled_norms(samples, self._before)
         self._plans[key] = plan.kept()
         return plan, norms

@@ -4,6 +4,7 @@ Nothing is kept of size samples × weights: linear layers and convolutions give 
 from one sample's gradient at a time where that is smaller; other layers through Opacus' rules, or by running them on single samples.
 """
 
+import contextlib
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
@@ -70,12 +71,16 @@ def sample_gradients(call: Call, places: Sequence[Place], names: Sequence[str], 
         chosen = slice(start, start + at_once)
         part = [v if i in shared else v[chosen] for i, v in enumerate(given)]
         returned = {i: g[chosen] for i, g in back.items()}
+        by_rule = None
         if rule is not None and len(part) == 1 and part[0].shape[1:2] == (1,) and 0 not in shared:
-            plain = rule(call.module, [part[0].flatten(0, 1)], returned[0].flatten(0, 1))
-            named = {id(p): n for n, p in weights.items()}
-            out.append({named[id(p)]: g for p, g in plain.items() if id(p) in named})
-        else:
+            # Rules that are made for one way to call a layer fail on others; running it on single samples always works.
+            with contextlib.suppress(RuntimeError, ValueError, TypeError, IndexError):
+                by_rule = rule(call.module, [part[0].flatten(0, 1)], returned[0].flatten(0, 1))
+        if by_rule is None:
             out.append(_each(call, part, set(shared), returned, weights))
+        else:
+            named = {id(p): n for n, p in weights.items()}
+            out.append({named[id(p)]: g for p, g in by_rule.items() if id(p) in named})
     return out
 
 
@@ -125,19 +130,21 @@ def weighted_sum(call: Call, places: Sequence[Place], names: Sequence[str], weig
     # A sample whose gradient is not finite has weight zero, and zero times infinity is no number.
     args, named = call.given if bool(weights.all()) else tree_map(_finite, call.given)
     if type(call.module) is nn.Linear:
-        flat = back[0].reshape(-1, back[0].shape[-1]).float()
+        flat = back[0].reshape(-1, back[0].shape[-1])
         into = leaves((args, named))[0].reshape(-1, call.module.in_features).to(flat.dtype)
         return {n: flat.T @ into if n == "weight" else flat.sum(0) for n in names}
     if is_pair(call.module):
-        return convolved(call.module, leaves((args, named))[0], back[0].float(), names)
-    chosen = {n: p.detach().requires_grad_() for n, p in call.module.named_parameters() if n in names}
-    with torch.enable_grad(), torch.random.fork_rng(devices=[]):
-        out = leaves(call_with(call.module, chosen, args, named))
-        pairs = [(out[i], g) for i, g in back.items() if out[i].requires_grad]
-        found = torch.autograd.grad(
-            [o for o, _ in pairs], list(chosen.values()), [g for _, g in pairs], allow_unused=True
-        )
-    return {n: _dense(g) for n, g in zip(chosen, found, strict=True) if g is not None}
+        return convolved(call.module, leaves((args, named))[0], back[0], names)
+    assert isinstance(call.module, nn.Embedding)
+    return {"weight": _looked_up(call.module, leaves((args, named))[0], back[0])}
+
+
+def _looked_up(module: nn.Embedding, index: Tensor, back: Tensor) -> Tensor:
+    """A table's gradient, added up in float32: in half precision sums come to a halt, and norms say nothing of what leaves."""
+    flat, rows = index.flatten(), back.reshape(-1, back.shape[-1])
+    if module.padding_idx is not None:
+        rows = rows * (flat != module.padding_idx)[:, None]
+    return rows.new_zeros(module.weight.shape).index_add_(0, flat, rows)
 
 
 def _summed(parts: Sequence[Weights], weights: Tensor) -> Weights:
@@ -150,17 +157,14 @@ def combined(gradients: Weights, weights: Tensor) -> Weights:
     """Σ wᵢ·gᵢ of gradients, one per sample."""
     if not bool(weights.all()):
         gradients = {n: _finite(g) for n, g in gradients.items()}
-    return {n: torch.tensordot(weights.to(g.dtype), g, dims=1) for n, g in gradients.items()}
-
-
-def _dense(values: Tensor) -> Tensor:
-    return torch.Tensor.to_dense(values) if values.is_sparse else values
+    return {n: torch.tensordot(weights, g.to(weights.dtype), dims=1) for n, g in gradients.items()}
 
 
 def _weighed(values: Tensor, place: Place, weights: Tensor, call: Call) -> Tensor:
     if not isinstance(place, Layout):
         split(values, place, len(weights), call)
     assert isinstance(place, Layout)
+    values = values.to(weights.dtype)  # half precision would round the weights up, and sums of the products to nothing
     return place.weigh(values if bool(weights.all()) else _finite(values), weights)
 
 

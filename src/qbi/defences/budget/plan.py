@@ -33,7 +33,8 @@ class Plan:
     parameters: dict[int, Tensor]
     above: dict[int, str]
     """Parameters that the module they stand in does not explain, and the name of the one around it that does."""
-    checks: int = 0
+    checks: dict[int, int] = field(default_factory=dict)
+    """How often each parameter's gradient was compared with torch's own."""
     shared: list[int] = field(default_factory=list)
     """Parameters that several calls use, once norms were taken."""
     formed: dict[int, dict[str, Tensor]] = field(default_factory=dict)
@@ -120,11 +121,21 @@ class Plan:
                     out[key] = out[key] + found[name] if key in out else found[name]
         return out
 
+    def _torchs_own(self, before: dict[int, Tensor]) -> tuple[dict[int, Tensor], dict[int, float], float]:
+        """What torch left as gradients, the size of those that are finite, and the size below which one is rounding."""
+        raw = {key: _raw(p.grad, before.get(key)) for key, p in self.parameters.items() if p.grad is not None}
+        sizes = {key: float(g.double().norm()) for key, g in raw.items() if is_finite(g)}
+        return raw, sizes, FLOOR * sum(size**2 for size in sizes.values()) ** 0.5
+
+    def told_by(self, keys: Sequence[int], before: dict[int, Tensor]) -> bool:
+        """Whether this pass says anything about one of these parameters."""
+        _, sizes, floor = self._torchs_own(before)
+        return any(sizes.get(key, 0.0) > floor for key in keys)
+
     def settled_norms(self, samples: int, before: dict[int, Tensor]) -> Tensor:
         """Norms, once sums of the samples' shares are torch's own gradients; where they are not, look from further out, or refuse."""
         tried: dict[int, set[str]] = {}
-        raw = {key: _raw(p.grad, before.get(key)) for key, p in self.parameters.items() if p.grad is not None}
-        floor = FLOOR * sum(float(g.norm()) ** 2 for g in raw.values()) ** 0.5
+        raw, sizes, floor = self._torchs_own(before)
         while True:
             norms = self.norms(samples)
             sums = self.sums(torch.ones(samples, device=norms.device))
@@ -132,9 +143,13 @@ class Plan:
                 key for key, p in self.parameters.items() if not _agrees(sums.get(key), raw.get(key), p.dtype, floor)
             ]
             if not wrong:
-                return norms
+                break
             for key in wrong:
                 self._step_out(key, tried.setdefault(key, set()))
+        for key, size in sizes.items():
+            # A gradient that is nothing, or rounding, agrees with anything.
+            self.checks[key] = self.checks.get(key, 0) + (size > floor)
+        return norms
 
     def _step_out(self, key: int, tried: set[str]) -> None:
         """Look at a parameter from the next module around it."""
@@ -165,5 +180,5 @@ def _agrees(found: Tensor | None, raw: Tensor | None, dtype: torch.dtype, floor:
     if not is_finite(raw):
         return True
     apart = raw if found is None else raw - found.float()
-    tolerance = TOLERANCE if dtype == torch.float32 else 30 * TOLERANCE
+    tolerance = TOLERANCE if dtype in (torch.float32, torch.float64) else 30 * TOLERANCE
     return bool(apart.norm() <= tolerance * raw.norm() + floor)

@@ -19,6 +19,9 @@ MOST_VALUES = 2**25
 ROUNDING = 8 * 2.0**-23
 """Relative error allowed for in sums of products, times the root of their number: see `slack`."""
 
+HUGE = 1e30
+"""Features above this are not told apart from infinite ones: the sample is left out."""
+
 SPARSE = 0.5
 """Share of a convolution's filters below which only those that something came back to are worked on."""
 
@@ -55,6 +58,7 @@ def pair_norms(
 ) -> tuple[Tensor, Weights | None]:
     """A number of samples at a time: patches of a convolution are many times what came in."""
     module = call.module
+    _refuse_channels(call, [places[0], places[len(leaves(call.given))]])
     back = split(call.gradients[0], places[len(leaves(call.given))], samples, call)
     into = split(leaves(call.given)[0].to(back.dtype), places[0], samples, call)
     groups, wide, high, positions = _sizes(module, back)
@@ -77,6 +81,12 @@ def pair_norms(
         if kept:
             found.append(part)
     return total, {n: torch.cat([part[n] for part in found]) for n in found[0]} if kept else None
+
+
+def _refuse_channels(call: Call, places: Sequence[Place]) -> None:
+    """A convolution whose groups are the samples has products of another shape."""
+    if isinstance(call.module, Convolution) and any(isinstance(p, Layout) and p.axis != 0 for p in places):
+        raise BadValue(f"samples stand in the channels of “{call.name}”; call it with samples along the first axis")
 
 
 def _formed(module: nn.Module, a: Tensor, g: Tensor, names: Sequence[str]) -> Weights:
@@ -102,7 +112,8 @@ def _from_products(a: Tensor, g: Tensor, *, whole: bool) -> Tensor:
         # The bias is a product with one.
         hidden = slack(one.square().sum((1, 2, 3)), other.square().sum((1, 2, 3)), a.shape[2] + g.shape[2])
         total += hidden * torch.maximum(products, pull.square())
-    return total.float()
+    # Beside features as large as that, weighted pulls leave float32.
+    return torch.where(size > HUGE, torch.inf, total).float()
 
 
 def _sized(values: Tensor) -> tuple[Tensor, Tensor]:
