@@ -61,8 +61,8 @@ FAULTS = [
     ),
     (
         "defences/layout.py",
-        "one, other = run(given), run(changed)",
-        "one, other = run(given), run(with_another(given, sample, samples, axis))",
+        "run(copied(changed))",
+        "run(copied(with_another(given, sample, samples, axis)))",
         "test_zoo.py",
     ),
     (
@@ -70,6 +70,18 @@ FAULTS = [
         '[n for n in names if n == "bias" or not by_products]',
         '[n for n in names if n == "bias" or positions > 1]',
         "test_budget.py",
+    ),
+    (
+        "defences/budget/clipping.py",
+        "except Exception as problem:",
+        "except RuntimeError as problem:",
+        "test_ways_past.py",
+    ),
+    (
+        "defences/budget/per_sample.py",
+        "values = values.to(weights.dtype)",
+        "weights = weights.to(values.dtype)",
+        "test_ways_past.py",
     ),
     (
         "auditing/slim.py",
@@ -98,8 +110,8 @@ FAULTS = [
     ),
     (
         "defences/budget/clipping.py",
-        "value += self.seeing.scale * self.noise * share",
-        "value += 0.5 * self.seeing.scale * self.noise * share",
+        "value = value + self.seeing.scale * self.noise * share",
+        "value = value + 0.5 * self.seeing.scale * self.noise * share",
         "test_budget.py",
     ),
     (
