@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from weakref import ReferenceType, ref
 
 import torch
 from torch import Tensor, nn
@@ -61,7 +62,9 @@ class Domain:
     shortcuts: Shortcuts = field(default_factory=Shortcuts, repr=False)
     brief: bool = False
     """Whether this is a first look, for which a few samples of the domain are enough."""
-    _arrived: dict[tuple[object, ...], Tensor] = field(default_factory=dict, repr=False)
+    _arrived: dict[tuple[object, ...], tuple[ReferenceType[nn.Module], Tensor]] = field(
+        default_factory=dict, repr=False
+    )
 
     @property
     def heavy(self) -> bool:
@@ -105,11 +108,12 @@ class Domain:
             return (values - carrier.centre) / carrier.spread_of_values
         # Attacks on a layer find the same way to it.
         key = (id(carried.model), carried.layer, id(source), *chosen.tolist())
-        if key not in self._arrived:
+        kept = self._arrived.get(key)
+        if kept is None or kept[0]() is not carried.model:  # another model may stand where one that is gone stood
             blocks = [block if len(block) > 1 else block.repeat(2) for block in chosen.split(AT_A_TIME)]
             batches = [source.batch(block, self.device)[0] for block in blocks]
             live = checked_live(carried.model, carried.layer, batches[0], 0)
             with slimmed(carried.model, live):
                 parts = [observe(carried.model, carried.layer, inputs).features for inputs in batches]
-            self._arrived[key] = torch.cat(parts)
-        return carrier.arrived(self._arrived[key])
+            kept = self._arrived[key] = ref(carried.model), torch.cat(parts)
+        return carrier.arrived(kept[1])
