@@ -1,5 +1,6 @@
 """The guard and the recording server in Flower: message by message, on Ray, and over real processes."""
 
+import gc
 import json
 import os
 import signal
@@ -7,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import weakref
 from pathlib import Path
 
 import pytest
@@ -360,6 +362,24 @@ def test_a_federation_that_is_told_to_end_leaves_no_process_behind():
     for child in children:
         with pytest.raises(ProcessLookupError):
             os.kill(child, 0)
+
+
+@pytest.mark.parametrize("policy", ["auto", "budget"])
+def test_messages_go_when_they_are_done(policy):
+    """A worker of a simulation guards hundreds of clients: nothing of a round stays until the next collection."""
+    model = plain()
+    gc.collect()
+    gc.disable()
+    try:
+        message = asked(model.state_dict())
+        sent = weakref.ref(message.content["arrays"])
+        reply = guarded_by(policy=policy, inspect="warn")(message, context(), trainer(model))
+        answer = weakref.ref(reply.content["arrays"])
+        del message, reply
+        assert sent() is None
+        assert answer() is None
+    finally:
+        gc.enable()
 
 
 INTERRUPTED = """

@@ -42,8 +42,10 @@ def timed(msg: Message, context: Context, call_next) -> Message:
     """The outermost mod: seconds from message to reply."""
     started = time.perf_counter()
     reply = call_next(msg, context)
-    if reply.has_content() and reply.content.metric_records:
-        next(iter(reply.content.metric_records.values()))["seconds"] = time.perf_counter() - started
+    if reply.has_content():
+        for record in reply.content.values():
+            if isinstance(record, MetricRecord):
+                record["seconds"] = time.perf_counter() - started
     return reply
 
 

@@ -11,12 +11,12 @@ them. Any PyTorch training code works as it is.
 import logging
 from collections.abc import Callable, Iterator, Mapping
 
-from flwr.app import Context, Error, Message, MessageType
+from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MessageType, MetricRecord
 from torch import Tensor
 
 from qbi.defences.round import RoundSettings, guarded_round
 from qbi.errors import BadValue, QbiError, first_line
-from qbi.integrations.flower.records import state_of
+from qbi.integrations.flower.records import records_in, state_of
 
 log = logging.getLogger("flwr")
 
@@ -76,17 +76,17 @@ def _without_numbers(reply: Message, settings: RoundSettings) -> Message:
     """A loss or an accuracy on a model of the server's making says something about samples that no noise covers."""
     if settings.policy != "budget" or settings.metrics == "keep" or reply.has_error():
         return reply
-    for records in (reply.content.metric_records, reply.content.config_records):
-        for name, record in records.items():
-            taken = [key for key, value in record.items() if _is_fractional(value)]
-            for key in taken:
-                del record[key]
-            if taken:
-                log.info(
-                    "qbi guard: %s left out of %s: the budget does not cover numbers (qbi-metrics).",
-                    ", ".join(taken),
-                    name,
-                )
+    found: dict[str, MetricRecord | ConfigRecord] = {}
+    found.update(records_in(reply.content, MetricRecord))
+    found.update(records_in(reply.content, ConfigRecord))
+    for name, record in found.items():
+        taken = [key for key, value in record.items() if _is_fractional(value)]
+        for key in taken:
+            del record[key]
+        if taken:
+            log.info(
+                "qbi guard: %s left out of %s: the budget does not cover numbers (qbi-metrics).", ", ".join(taken), name
+            )
     return reply
 
 
@@ -101,11 +101,11 @@ def _refusal(msg: Message, why: str) -> Message:
 
 def _sent(msg: Message) -> dict[str, Tensor]:
     """Everything that came, whatever number of records it came in."""
-    records = msg.content.array_records
+    records = records_in(msg.content, ArrayRecord)
     if not records:
         raise BadValue("the message holds no arrays; a model is expected.")
     return {name: value for record in records.values() for name, value in state_of(record).items()}
 
 
 def _states(reply: Message) -> Iterator[dict[str, Tensor]]:
-    return (state_of(record) for record in reply.content.array_records.values())
+    return (state_of(record) for record in records_in(reply.content, ArrayRecord).values())

@@ -1,14 +1,22 @@
 """Between Flower's records and named tensors, integer buffers included."""
 
 from pathlib import Path
+from typing import TypeVar
 
 import torch
-from flwr.app import ArrayRecord
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from safetensors.torch import save
 from torch import Tensor
 
 from qbi.data.checkpoint import load_parameters
 from qbi.files import write_atomically
+
+Kind = TypeVar("Kind", ArrayRecord, ConfigRecord, MetricRecord)
+
+
+def records_in(content: RecordDict, kind: type[Kind]) -> dict[str, Kind]:
+    """A message's records of one kind. Flower's own views (`array_records`, …) tie a message to itself: its arrays then outlive it."""
+    return {name: record for name, record in content.items() if isinstance(record, kind)}
 
 
 def state_of(arrays: ArrayRecord) -> dict[str, Tensor]:

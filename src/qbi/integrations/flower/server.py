@@ -20,7 +20,7 @@ from qbi.auditing.replay import replay
 from qbi.errors import BadValue, QbiError
 from qbi.extraction import difference_rounding, weight_difference
 from qbi.files import to_json, write_atomically
-from qbi.integrations.flower.records import arrays_of, state_of
+from qbi.integrations.flower.records import arrays_of, records_in, state_of
 from qbi.randomness import generator
 from qbi.records import Candidates, Update
 from qbi.report.pictures import grid as picture_grid
@@ -97,7 +97,7 @@ class Recording(Strategy):
             self.errors.append({"round": server_round, "node": str(node), "reason": reply.error.reason})
             return
         assert self.sent is not None
-        for record in reply.content.array_records.values():
+        for record in records_in(reply.content, ArrayRecord).values():
             try:
                 self.readings += self._readings(server_round, node, record)
             except QbiError as problem:
