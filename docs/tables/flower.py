@@ -64,9 +64,6 @@ def example() -> str:
         answered = "" if auto["answered"] == int(name.split()[0].replace(",", "")) else f", {auto['answered']} answered"
         times = [_seconds(r["seconds per round"]) for r in (plain, auto)]
         rows.append([f"{name}, first round with the start of Ray", times[0], times[1] + answered, "–"])
-    plain, auto = pair("1,000 clients, auto")
-    sizes = [f"{r['largest process, MiB']} MiB" for r in (plain, auto)]
-    rows.append(["the largest process then", *sizes, "–"])
     return table(["", "without guard", "`auto`", "`budget`"], rows)
 
 
