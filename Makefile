@@ -6,15 +6,18 @@ BIN := $(VENV)/bin
 CORE := $(VENV)/.core-installed
 DEV := $(VENV)/.dev-installed
 
-.PHONY: demo test check docs mutants bench clean
+test-long: $(DEV)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m long
+
+.PHONY: demo test test-long check docs mutants bench clean
 demo: $(CORE)
 	$(BIN)/qbi audit
 
 test: $(DEV)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "not serial"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "not serial and not long"
 	@# Tests that start processes of their own wait more than they compute: two at a time.
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m serial tests/test_reproduce.py & one=$$!; \
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m serial --ignore tests/test_reproduce.py; other=$$?; \
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "serial and not long" tests/test_reproduce.py & one=$$!; \
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "serial and not long" --ignore tests/test_reproduce.py; other=$$?; \
 	wait $$one && exit $$other
 
 check: $(DEV)

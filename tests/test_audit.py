@@ -1,6 +1,9 @@
 """The audit as a user meets it: right numbers, honest doubts, a report that works, nothing that gives data away."""
 
+import html
+import io
 import json
+import logging
 import os
 import pickle
 import re
@@ -233,8 +236,21 @@ class Raises(nn.Module):
     def forward(self, x):
         raise RuntimeError("sorry")
 
+class Branching(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.f, self.g = nn.Linear(20, 64), nn.Linear(64, 3)
+    def forward(self, x):
+        return self.g(self.f(x).relu()) if float(x.detach().sum()) < 1e9 else self.g(self.f(x))
+
 number = 7
 """
+
+
+def namespace():
+    names = {}
+    exec(NET, names)
+    return names
 
 
 class Exploit:
@@ -376,6 +392,99 @@ def test_replay_reads_a_real_update_without_the_truth(qbi_here, tmp_path, monkey
     found = replay({n: gradients[n] for n in ("fc1.weight", "fc1.bias")})[0]
     sure = found.samples[found.support >= 2]
     assert match(sure, x.flatten(1))[EXACT].recovered.sum() == len(sure)
+
+
+def page_of(result):
+    from qbi.report.audit import audit_page
+
+    return html.unescape(audit_page(result.document(), command="qbi audit"))
+
+
+@pytest.fixture(scope="module")
+def leaking():
+    """An audit that finds a leak and has a remedy for it."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(768, 60), nn.ReLU(), nn.Linear(60, 3))
+    result = audit(model, image_samples(synthetic_photos(120, 16, seed=0)), client=Client(10))
+    assert result.status == "leaks"
+    return result
+
+
+def test_the_private_step_is_tried_and_advised(leaking):
+    formal = [d for d in leaking.defences if d.kind == "formal"]
+    without = next(d for d in leaking.defences if d.is_baseline)
+    assert [d.name for d in formal] == ["private step, 72 bits"]
+    assert formal[0].recall[EXACT] == 0 < 0.3 < without.recall[EXACT]
+    advice = leaking.advice[0]
+    assert "qbi.Private(model, loss, bits=72)" in advice
+    assert "measured" in advice
+    point = next(p for p in leaking.budgets if p.bits == 72)
+    assert f"{point.read_psnr:.1f} dB" in advice
+    assert f"{point.gaussian_psnr:.1f} dB" not in advice
+
+
+def test_samples_that_mix_are_not_bounded_and_the_advice_says_what_to_change():
+    result = audit(tabular(), (TABLE, LABELS), attacks=["qbi"], client=Client(10))
+    assert result.status == "leaks"
+    assert not any(d.kind == "formal" for d in result.defences)
+    assert "qbi.with_group_norm(model)" in result.advice[0]
+    kept_apart = package.with_group_norm(tabular())
+    again = audit(kept_apart, (TABLE, LABELS), attacks=["qbi"], client=Client(10))
+    assert any(d.kind == "formal" for d in again.defences)
+
+
+def test_the_report_names_what_there_is(leaking):
+    """What it offers to be pasted imports and runs; nothing in it names the guards that are gone."""
+    page = page_of(leaking)
+    for gone in ("LeakGuard", "AmbientGuard", 'policy="budget"', "the guard"):
+        assert gone not in page
+    pasted = re.findall(r"<pre>(.*?)</pre>", page.split("Code to paste")[1].split("</details>")[0], re.DOTALL)
+    assert (
+        "private = qbi.Private(model, loss, bits=72)\nfor x, y in private.batches(dataset, batch_size=64):" in pasted[0]
+    )
+    assert "    private.step(optimiser, x, y)" in pasted[0]
+    assert "ClientApp(mods=[leak_guard])" in pasted[1]
+    assert 'guarded_by(policy="update")' in pasted[2]
+    model = nn.Linear(4, 2)
+    names = {
+        "model": model,
+        "loss": nn.functional.cross_entropy,
+        "optimiser": torch.optim.SGD(model.parameters(), lr=0.1),
+        "dataset": (torch.randn(128, 4), torch.arange(128) % 2),
+    }
+    exec(pasted[0], names)
+    assert names["private"].steps == 2
+    pytest.importorskip("flwr", reason="the extra flower is not installed")
+    for code in pasted[1:]:
+        exec(code, {})
+
+
+def test_the_report_promises_no_picture_quality(leaking):
+    """A Gaussian prior bounds nobody who knows more: PSNR is said as measured, and by its name."""
+    page = page_of(leaking)
+    assert "Gaussian data" in page
+    assert "any server can reach" not in page
+    assert "most dB" not in page
+    assert page.index("b-read") < page.index("b-gaussian")
+    # What is said to hold for every server is bits, the guess and ε.
+    assert "Bits, the guess and ε hold for every server" in page
+
+
+def test_an_audit_says_nothing_of_how_samples_were_run(place, qbi_here, tmp_path, monkeypatch):
+    """A model without batching rules goes sample by sample; that is the private step's business, not the audit's."""
+    monkeypatch.chdir(place)
+    handler = logging.StreamHandler(said := io.StringIO())
+    logging.getLogger("qbi.private").addHandler(handler)
+    try:
+        code, _ = qbi_here("audit", "net.py:Branching", "--data", "table.npz", "--attack", "qbi", "--out", tmp_path)
+        assert code == 0
+        assert "private step" in (tmp_path / "report.html").read_text()
+        assert said.getvalue() == ""
+        model = namespace()["Branching"]()
+        package.Private(model, batch_size=4).step(torch.optim.SGD(model.parameters(), 0.1), TABLE[:4], LABELS[:4])
+        assert "one by one" in said.getvalue()  # a user who trains is told
+    finally:
+        logging.getLogger("qbi.private").removeHandler(handler)
 
 
 @pytest.mark.serial

@@ -184,7 +184,18 @@ def test_a_mistake_leaves_no_traceback(tmp_path):
 
 
 def test_help_shows_examples(qbi_here):
-    for command in ("audit", "predict", "bench", "calibrate", "compare", "inspect", "data", "replay", "reproduce"):
+    for command in (
+        "audit",
+        "predict",
+        "bench",
+        "calibrate",
+        "compare",
+        "inspect",
+        "data",
+        "replay",
+        "reproduce",
+        "ledger",
+    ):
         assert f"qbi {command}" in qbi_here(command, "--help")[1]
     assert qbi_here("--version")[1].strip()
 

@@ -1,4 +1,4 @@
-"""One contract for all defences, AGGP to the letter, the guard's count against what extraction reads."""
+"""One contract for all defences, AGGP to the letter, the count of what a step gives away against what extraction reads."""
 
 from dataclasses import replace
 
@@ -19,17 +19,17 @@ from qbi.defences import (
     DropDominated,
     DropSparse,
     HideReadable,
-    LeakGuard,
+    LeakRefused,
     Noise,
     NoisyRows,
     Pruning,
     Sparsify,
     chain,
+    defended_step,
     keep_share,
     prune_rows,
 )
 from qbi.defences.aggp import kept_entries, prune_by_sorting
-from qbi.defences.guard import LeakRefused
 from qbi.errors import BadValue, CannotMount
 from qbi.experiments.compare import Setting, judge, run_matrix
 from qbi.exposure import count_leaks, difference_leaks, observe
@@ -44,6 +44,10 @@ FEATURES, NEURONS, BATCH = 40, 60, 12
 def mlp(seed=0, features=FEATURES, neurons=NEURONS):
     torch.manual_seed(seed)
     return nn.Sequential(nn.Linear(features, neurons), nn.ReLU(), nn.Linear(neurons, 4))
+
+
+def batch(features, count=BATCH):
+    return torch.randn(count, features, generator=generator(0)), torch.arange(count) % 3
 
 
 def attacked_step(seed=0, attack=None, batch=BATCH, neurons=NEURONS, features=FEATURES):
@@ -289,7 +293,7 @@ def test_imprint_needs_a_head_to_make_equal():
         mount(model, Imprint(), x, generator(0))
 
 
-# The exact count, and the guard.
+# The exact count, and policies in a training loop.
 
 
 def test_the_count_equals_what_extraction_reads_on_a_thousand_random_models():
@@ -317,25 +321,23 @@ def test_the_count_equals_what_extraction_reads_on_a_thousand_random_models():
     assert leaking > 300
 
 
-def guarded(policy, seed=0, **options):
+def stepped(policy, seed=0, **options):
     x, mounted, step = attacked_step(seed)
-    guard = LeakGuard(mounted.model, policy, **options)
-    with guard:
-        nn.functional.cross_entropy(mounted.model(x), torch.arange(BATCH) % 4).backward()
-    return x, mounted.model, guard, step
+    report = defended_step(mounted.model, x, torch.arange(BATCH) % 4, policy, **options)
+    return x, mounted.model, report, step
 
 
-def test_the_guard_reports_and_leaves_gradients_alone():
-    _, model, guard, step = guarded("report", layers=["0"])
+def test_a_report_leaves_gradients_alone():
+    _, model, report, step = stepped("report", layers=["0"])
     torch.testing.assert_close(model[0].weight.grad, step.update.gradients["0.weight"])
-    assert guard.report.samples == count_leaks(step.exposures[0]).samples.nonzero()[:, 0].tolist()
-    assert len(guard.report.samples) > 5
-    assert "samples alone in a row" in str(guard.report)
+    assert report.samples == count_leaks(step.exposures[0]).samples.nonzero()[:, 0].tolist()
+    assert len(report.samples) > 5
+    assert "samples alone in a row" in str(report)
 
 
 @pytest.mark.parametrize("policy", ["auto", "noise", "aggp", "drop", "skip"])
-def test_the_guard_protects(policy):
-    x, model, _, _ = guarded(policy)
+def test_policies_protect(policy):
+    x, model, _, _ = stepped(policy)
     if policy == "skip":
         assert all(p.grad is None for p in model.parameters())
     else:
@@ -361,74 +363,52 @@ def test_differences_of_rows_are_counted_and_benign_rows_have_none(cifar):
         assert not difference_leaks(benign).any()
 
 
-def test_the_automatic_guard_leaves_benign_steps_alone():
+def test_auto_leaves_benign_steps_alone():
     x, y = torch.randn(40, 60, generator=generator(3)), torch.arange(40) % 4
     for seed in range(10):
         model = mlp(seed, 60, 50)
-        guard = LeakGuard(model, "auto")
-        with guard:
-            nn.functional.cross_entropy(model(x), y).backward()
+        report = defended_step(model, x, y, "auto")
         plain = exposed_step(model, x, y).update.gradients
-        assert guard.report.rows_changed == 0
+        assert report.rows_changed == 0
         assert all(torch.equal(p.grad, plain[n]) for n, p in model.named_parameters())
 
 
-def test_the_guard_refuses_and_clears():
+def test_refuse_raises_and_clears():
     x, mounted, _ = attacked_step()
-    guard = LeakGuard(mounted.model, "refuse")
-    with pytest.raises(LeakRefused, match="samples alone in a row"), guard:
-        nn.functional.cross_entropy(mounted.model(x), torch.arange(BATCH) % 4).backward()
+    with pytest.raises(LeakRefused, match="samples alone in a row"):
+        defended_step(mounted.model, x, torch.arange(BATCH) % 4, "refuse")
     assert all(p.grad is None for p in mounted.model.parameters())
 
 
 def test_a_benign_step_passes_the_strictest_policy():
     torch.manual_seed(0)
     model, x = mlp(), torch.randn(64, FEATURES)
-    with LeakGuard(model, "refuse", layers=["0"]) as guard:
-        nn.functional.cross_entropy(model(x), torch.arange(64) % 4).backward()
-    assert guard.report.samples == []
+    report = defended_step(model, x, torch.arange(64) % 4, "refuse", layers=["0"])
+    assert report.samples == []
     assert model[0].weight.grad is not None
 
 
-def test_the_guard_fails_closed_when_it_cannot_look():
-    x, mounted, _ = attacked_step()
-    model = mounted.model
-    nn.functional.cross_entropy(model(x), torch.arange(BATCH) % 4).backward()
-    with pytest.raises(LeakRefused, match="could not look"):
-        LeakGuard(model).check()
-    assert all(p.grad is None for p in model.parameters())
-    deaf = LeakGuard(model)
-    deaf.__enter__()
-    for hook in deaf._hooks:
-        hook.remove()
-    nn.functional.cross_entropy(model(x), torch.arange(BATCH) % 4).backward()
-    with pytest.raises(LeakRefused, match="could not look"):
-        deaf.__exit__(None, None, None)
-    with pytest.raises(LeakRefused, match="NaN or infinite"), LeakGuard(model):
-        (model(x).sum() * torch.inf).backward()
-    assert all(p.grad is None for p in model.parameters())
-
-
-def test_accumulated_passes_are_one_step_and_autocast_is_watched():
+def test_autocast_is_watched():
+    """Products in float16: what is counted is what can be read, and what is put in place has the weights' own type."""
     x, mounted, _ = attacked_step()
     model, y = mounted.model, torch.arange(BATCH) % 4
-    with LeakGuard(model, layers=["0"]) as guard:
-        for part in (slice(0, 6), slice(6, BATCH)):
-            nn.functional.cross_entropy(model(x[part]), y[part], reduction="sum").backward()
-    together = read_rows(model[0].weight.grad, model[0].bias.grad)
-    recovered = match(together.samples, x)[EXACT].recovered
-    assert guard.report.samples == recovered.nonzero()[:, 0].tolist()
-    model.zero_grad()
-    with LeakGuard(model, layers=["0"]) as guard, torch.autocast("cpu", dtype=torch.float16):
-        nn.functional.cross_entropy(model(x), y).backward()
-    assert guard.report.samples
+    with torch.autocast("cpu", dtype=torch.float16):
+        report = defended_step(model, x, y, "report", layers=["0"])
+    assert len(report.samples) > 5
+    assert model[0].weight.grad.dtype is torch.float32
+    read = read_rows(model[0].weight.grad, model[0].bias.grad)
+    assert match(read.samples, x, data_range=4.0)[RECOGNISABLE].recall > 0.3
+    with torch.autocast("cpu", dtype=torch.float16):
+        defended_step(model, x, y, "noise", layers=["0"])
+    read = read_rows(model[0].weight.grad, model[0].bias.grad)
+    assert match(read.samples, x, data_range=4.0)[RECOGNISABLE].recall < 0.1
 
 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: LeakGuard(nn.Sequential(nn.Linear(3, 3, bias=False))), "no linear layer with a bias"),
-        (lambda: LeakGuard(mlp(), layers=["1"]), "not a linear layer with a bias"),
+        (lambda: defended_step(nn.Linear(3, 3, bias=False), *batch(3)), "no linear layer with a bias"),
+        (lambda: defended_step(mlp(), *batch(FEATURES), layers=["1"]), "not a linear layer with a bias"),
         (lambda: AGGP(cutoff=2), "cutoff is 2"),
         (lambda: AGGP(lowest=0.5, highest=0.1), "shares are"),
         (lambda: DropDominated(0.0), "share is 0"),

@@ -12,11 +12,10 @@ import zoo
 from qbi import audit
 from qbi.auditing import Client
 from qbi.auditing.survey import survey
-from qbi.defences.budget.clipping import Clipping
-from qbi.errors import DataError
+from qbi.errors import BadValue, DataError
 from qbi.experiments.frontier import Quickstart
 from qbi.linear_maps import others, spelled_out
-from qbi.randomness import SystemEntropy
+from qbi.private.samples import Evaluator
 from zoo import Conv1D, Of
 
 DRAWS = torch.Generator().manual_seed(0)
@@ -357,30 +356,56 @@ def test_a_users_model_is_built_with_the_seed(tmp_path):
 
 
 MIXING = ("VGG with BatchNorm", "ResNet with BatchNorm", "ResNet, pooled", "tabular MLP")
-"""They have BatchNorm, and are refused."""
+"""They have BatchNorm, and are refused as they are; in eval() each sample is alone."""
 
 QUIETER = ("transformer layer",)
-"""Dropout inside attention is switched off by the guard: its gradients are others than torch's."""
+"""Dropout inside attention: each sample draws its own, and a loop over samples another."""
 
 
-@pytest.mark.parametrize("name", [n for n in ZOO if n not in (*MIXING, *QUIETER)])
+def one_by_one(model, x, y):
+    """The gradient of each sample's loss by plain autograd, flat, for a loop over samples."""
+    trained = [p for p in model.parameters() if p.requires_grad]
+    out = []
+    for i in range(len(x)):
+        gradients = torch.autograd.grad(
+            F.cross_entropy(model(x[i : i + 1]), y[i : i + 1]), trained, materialize_grads=True
+        )
+        out.append(torch.cat([g.flatten() for g in gradients]))
+    return torch.stack(out)
+
+
+def without_dropout(model):
+    for part in model.modules():
+        if isinstance(part, nn.Dropout):
+            part.p = 0.0
+    return model
+
+
+@pytest.mark.parametrize("name", ZOO)
 @pytest.mark.filterwarnings("ignore")
-def test_the_budget_sees_every_one_of_them(name):
-    """Clipped sums without clipping are torch's own gradients: nothing of any of these models passes the guard unseen."""
-    model, x, y = made(name), ZOO[name][1][:6], labels(name)[:6]
-
-    def loss():
-        torch.manual_seed(0)  # dropout falls on the same values
-        return F.cross_entropy(model(x), y)
-
-    loss().backward()
-    plain = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
-    model.zero_grad()
-    clipping = Clipping(1e9, 0.0, SystemEntropy(), model=model)
-    with clipping.seeing:
-        loss().backward()
-    for n, gradient in plain.items():
-        torch.testing.assert_close(model.get_parameter(n).grad, gradient, rtol=1e-3, atol=1e-5)
+def test_the_private_step_sees_every_one_of_them(name):
+    """Norms over all weights and clipped sums are those of a loop over samples; at a clip that shortens some of them and not others."""
+    model, x, y = without_dropout(made(name)), ZOO[name][1][:6], labels(name)[:6]
+    if name in MIXING:
+        with pytest.raises(BadValue, match="GroupNorm"):
+            Evaluator(model, F.cross_entropy)
+        model.eval()
+    if name in QUIETER:
+        model.eval()
+    alone = one_by_one(model, x, y).double()
+    norms = alone.norm(dim=1)
+    clip = float(norms.median())
+    evaluator = Evaluator(model, F.cross_entropy)
+    sums = {n: torch.zeros(shape, dtype=torch.float64) for n, shape in evaluator.shapes.items()}
+    seen, _ = evaluator.add(sums, x, y, torch.ones(6, dtype=torch.bool), clip, evaluator.plan(x, y, 6))
+    # Norms from products are raised by 1e-5 of the sizes of all products, which is more than that of the norm where they cancel.
+    assert float((seen.norms / norms).min()) > 1 - 2e-6
+    assert float((seen.norms / norms).max()) < 1 + 1e-4
+    assert seen.fine.all()
+    found = torch.cat([s.flatten() for s in sums.values()])
+    expected = (alone * (clip / norms.clamp_min(clip))[:, None]).sum(0)
+    assert float((found - expected).norm()) < 1e-4 * clip
+    assert int((norms > clip).sum()) >= 2
 
 
 def test_survey_says_of_each_layer_what_was_not_looked_at():

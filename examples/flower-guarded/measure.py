@@ -26,9 +26,11 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
+from torch import nn
+from torch.nn import functional as F
 
+from qbi import Ledger, Private
 from qbi.attacks import Cascade, Knowledge, Mounted, mount
-from qbi.defences import Ledger
 from qbi.integrations.flower import guarded_by
 from qbi.integrations.flower.records import arrays_of, state_of
 from qbi.metrics import CLEAR, match
@@ -49,15 +51,27 @@ def timed(msg: Message, context: Context, call_next) -> Message:
     return reply
 
 
-def own_guard(policy: str, samples: int, ledger: str):
+def own_guard(policy: str, ledger: str):
     """Each client's own guard: its data set has a name and a budget of its own in the ledger."""
 
     def guard(msg: Message, context: Context, call_next) -> Message:
         name = f"client {context.node_config['partition-id']}"
-        settings = {"samples": samples, "ledger": ledger, "data": name} if policy == "budget" else {}
-        return guarded_by(policy=policy, inspect="warn", metrics="keep", **settings)(msg, context, call_next)
+        return guarded_by(policy=policy, inspect="warn", ledger=ledger, data=name)(msg, context, call_next)
 
     return guard
+
+
+def train_privately(
+    model: nn.Module, x: torch.Tensor, y: torch.Tensor, *, rate: float, batch_size: int, steps: int
+) -> float:
+    """One pass over the images, or its first `steps` batches; the last loss. The mod keeps the ledger."""
+    optimiser = torch.optim.SGD(model.parameters(), lr=rate)
+    private = Private(model, F.cross_entropy, bits=72)
+    for some, targets in private.batches((x, y), batch_size):
+        report = private.step(optimiser, some, targets)
+        if private.steps == steps:
+            break
+    return report.loss
 
 
 def client_app(
@@ -65,7 +79,6 @@ def client_app(
     images: int,
     held_out: int,
     *,
-    clients: int,
     guard: bool,
     seed: int,
     policy: str,
@@ -75,8 +88,7 @@ def client_app(
     rate: float,
 ) -> ClientApp:
     """The example's client, its settings fixed; the first `held_out` images of the data are nobody's."""
-    samples = len(load_data(data, images, 0, clients)[0]) - held_out // clients
-    app = ClientApp(mods=[timed, *([own_guard(policy, samples, ledger)] if guard else [])])
+    app = ClientApp(mods=[timed, *([own_guard(policy, ledger)] if guard else [])])
 
     @app.train()
     def train_here(msg: Message, context: Context) -> Message:
@@ -85,15 +97,12 @@ def client_app(
         part, parts = int(context.node_config["partition-id"]), int(context.node_config["num-partitions"])
         x, y = load_data(data, images, part, parts)
         x, y = x[held_out // parts :], y[held_out // parts :]
-        loss = train(
-            model,
-            x,
-            y,
-            rate=rate,
-            batch_size=batch,
-            steps=int(msg.content["config"].get("local-steps", 0)),
-            seed=seed * 1000 + int(msg.content["config"]["server-round"]),
-        )
+        steps = int(msg.content["config"].get("local-steps", 0))
+        if guard and policy == "private":
+            loss = train_privately(model, x, y, rate=rate, batch_size=batch, steps=steps)
+        else:
+            number = seed * 1000 + int(msg.content["config"]["server-round"])
+            loss = train(model, x, y, rate=rate, batch_size=batch, steps=steps, seed=number)
         metrics = MetricRecord({"loss": loss, "num-examples": len(x)})
         return Message(RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics}), reply_to=msg)
 
@@ -185,7 +194,6 @@ def simulate(
             data,
             images,
             held_out,
-            clients=clients,
             guard=guard,
             seed=seed,
             policy=policy,
@@ -220,10 +228,11 @@ def main() -> None:
     parser.add_argument("--data", default="photos")
     parser.add_argument("--model", choices=["mlp", "cnn"], default="mlp")
     parser.add_argument("--guarded", dest="only", action="store_const", const=(True,), help="leave out the other half")
-    parser.add_argument("--policy", default="budget")
+    parser.add_argument("--policy", choices=["private", "update"], default="private")
     parser.add_argument("--attack-round", type=int, default=0, help="in which the server sends a cascade")
     parser.add_argument("--batch", type=int, default=20)
-    parser.add_argument("--rate", type=float, default=0.05)
+    parser.add_argument("--rate", type=float, default=0.05, help="of plain training")
+    parser.add_argument("--private-rate", type=float, default=0.2, help="of private training")
     parser.add_argument("--images", type=int, default=0, help="built-in images; default 40 a client")
     chosen = parser.parse_args()
     data = chosen.data if chosen.data == "photos" else str(Path(chosen.data).resolve())
@@ -246,7 +255,7 @@ def main() -> None:
                 kind=chosen.model,
                 ledger=ledger,
                 batch=chosen.batch,
-                rate=chosen.rate,
+                rate=chosen.private_rate if guard and chosen.policy == "private" else chosen.rate,
                 attack_round=chosen.attack_round,
             )
             usage = resource.getrusage(resource.RUSAGE_CHILDREN)

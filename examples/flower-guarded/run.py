@@ -1,6 +1,7 @@
 """One command for the simulation, one for real processes: `python run.py simulation`, `python run.py deployment`."""
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
@@ -15,7 +16,7 @@ def main() -> None:
     parser.add_argument("how", choices=["simulation", "deployment"])
     parser.add_argument("--clients", type=int, help="default: 10 simulated, 3 as processes")
     parser.add_argument("--attack", choices=["", "qbi"], default="")
-    parser.add_argument("--no-guard", action="store_true")
+    parser.add_argument("--no-guard", action="store_true", help="clients without the mod and with plain training")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--data", default="photos")
     parser.add_argument("--out", type=Path, default=Path("out/federation"))
@@ -26,11 +27,13 @@ def main() -> None:
         "attack": chosen.attack,
         "local-steps": 1 if chosen.attack else 0,
         "learning-rate": 1.0 if chosen.attack else 0.05,
-        "guard": not chosen.no_guard,
         "data": chosen.data if chosen.data == "photos" else str(Path(chosen.data).resolve()),
         "out": str(chosen.out.resolve()),
         "seed": chosen.seed,
     }
+    if chosen.no_guard:
+        # The owner's choice, in the environment of the clients' processes: no setting of a run can make it.
+        os.environ["QBI_EXAMPLE_UNGUARDED"] = "1"
     simulated = chosen.how == "simulation"
     with LocalFederation(chosen.clients or (10 if simulated else 3), simulated=simulated) as federation:
         status = federation.run(HERE, config, within=600.0)

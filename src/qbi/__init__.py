@@ -26,11 +26,12 @@ if TYPE_CHECKING:
         mount,
     )
     from qbi.auditing import AuditResult, Client, audit
-    from qbi.defences import AmbientGuard, LeakGuard
+    from qbi.defences import defended_step
     from qbi.detection import inspect_parameters
     from qbi.extraction import extract
     from qbi.federation import client_step
     from qbi.metrics import CLEAR, EXACT, FAITHFUL, RECOGNISABLE, match
+    from qbi.private import Budget, BudgetSpent, Ledger, Private, find_rate, with_group_norm
 
 __all__ = [
     "ATTACKS",
@@ -40,25 +41,30 @@ __all__ = [
     "PAIRS",
     "QBI",
     "RECOGNISABLE",
-    "AmbientGuard",
     "Attack",
     "AuditResult",
+    "Budget",
+    "BudgetSpent",
     "Cascade",
     "Client",
     "Imprint",
     "Knowledge",
-    "LeakGuard",
+    "Ledger",
     "Mirrored",
     "Mounted",
     "Passive",
+    "Private",
     "Reading",
     "TrapWeights",
     "audit",
     "client_step",
+    "defended_step",
     "extract",
+    "find_rate",
     "inspect_parameters",
     "match",
     "mount",
+    "with_group_norm",
 ]
 
 _ROOMS = {
@@ -80,17 +86,24 @@ _ROOMS = {
         ]
     ),
     "qbi.auditing": ["AuditResult", "Client", "audit"],
-    "qbi.defences": ["AmbientGuard", "LeakGuard"],
+    "qbi.defences": ["defended_step"],
     "qbi.detection": ["inspect_parameters"],
     "qbi.extraction": ["extract"],
     "qbi.federation": ["client_step"],
     "qbi.metrics": ["CLEAR", "EXACT", "FAITHFUL", "RECOGNISABLE", "match"],
+    "qbi.private": ["Budget", "BudgetSpent", "Ledger", "Private", "find_rate", "with_group_norm"],
 }
 _ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names}
 
 
 def __getattr__(name: str) -> object:
     """A public name, imported from its room when it is first asked for."""
+    if name in ("AmbientGuard", "LeakGuard"):
+        from qbi.private.boundary import THREE_LINES
+
+        raise AttributeError(
+            f"qbi.{name} is gone: watching training code could be got around. Now the step is ours:\n{THREE_LINES}"
+        )
     if name not in _ROOM_OF:
         raise AttributeError(f"module 'qbi' has no attribute {name!r}")
     found = getattr(importlib.import_module(_ROOM_OF[name]), name)

@@ -1,4 +1,4 @@
-"""The model, the data of one client, and plain training: nothing here knows of a guard."""
+"""The model, the data of one client, and plain training, to compare with."""
 
 import itertools
 from pathlib import Path

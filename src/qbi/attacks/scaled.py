@@ -1,4 +1,4 @@
-"""A server that knows the guard's counting: every row mirrored, and outgoing weights scaled row by row.
+"""A server that knows how a client counts: every row mirrored, and outgoing weights scaled row by row.
 
 Each row fires for all samples but about one, so no row holds few samples and no bias is negative. The scales make sure that the
 difference of two rows holds all samples too. The server knows the scales: it divides them out, and the row that always fires

@@ -1,4 +1,4 @@
-"""What a budget would mean on this data: the bound, and what the best-case server reads of held-out samples under it."""
+"""What a budget would mean on this data: what holds for every server, and what the best-case server reads of held-out samples."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -8,14 +8,14 @@ import torch
 from qbi.attacks.best_case import BestCase
 from qbi.auditing.samples import Samples
 from qbi.carrier import flat
-from qbi.defences.budget.goal import Budget
 from qbi.metrics import RECOGNISABLE
+from qbi.private.goal import Budget
 from qbi.randomness import generator
 from qbi.theory import guarantees
 from qbi.theory.guarantees import Prior
 
 STEPS = (0.7, 2.0, 8.0, 18.0, 32.0, 72.0, 150.0, 288.0, 800.0, 1500.0, 7200.0)
-"""Bits about one sample at which the bounds are worked out."""
+"""Bits about one sample for which it is worked out."""
 
 MOST_KNOWN, MOST_READ = 400, 100
 """Samples that the server knows, and samples it reads, at most."""
@@ -32,8 +32,10 @@ class BoundPoint:
     epsilon: float
     guess: float
     """What a guess of 1 % becomes at most."""
-    most_psnr: float | None = None
+    gaussian_psnr: float | None = None
+    """The best on average, were the data Gaussian with the same principal components; real data may be read better."""
     read_psnr: float | None = None
+    """The best case, as measured."""
     read_recognisable: float | None = None
     guessed: float | None = None
     """Share of samples that their mean passes for, at the same threshold: what was not read at all."""

@@ -10,13 +10,13 @@ from qbi.auditing.finding import Finding
 from qbi.auditing.result import AttackOutcome, Curve, DefenceOutcome
 from qbi.auditing.trial import Trial, read_answer
 from qbi.defences import Defence, StepDefence
-from qbi.defences.budget.goal import DEFAULT_BITS
-from qbi.defences.calls import LeakRefused
 from qbi.defences.registry import DEFENCES, NO_DEFENCE
+from qbi.errors import BadValue
 from qbi.metrics import CLEAR, EXACT, RECOGNISABLE, THRESHOLDS, Threshold
+from qbi.private.goal import DEFAULT_BITS
 
-BUDGET = "budget"
-TRIED = (NO_DEFENCE, BUDGET, "row-noise-3", "top-10", "auto", "aggp-no-bias", "aggp", "drop-sparse")
+PRIVATE = "private"
+TRIED = (NO_DEFENCE, PRIVATE, "row-noise-3", "top-10", "auto", "aggp-no-bias", "aggp", "drop-sparse")
 """The one that holds against every server first; the others in the order of what they withstand here (docs/defences.md)."""
 
 MOST_BATCHES = 3
@@ -41,9 +41,9 @@ def defended(campaign: Campaign, attempts: Sequence[Attempt]) -> tuple[DefenceOu
             _shares(campaign, attempt, outer if heavy and attempt is not attempts[0] else defences)
             for attempt in attempts
         ]
-    except LeakRefused:
+    except BadValue:
         # Samples that mix in the model cannot be told apart; the advice says what to change.
-        del defences[BUDGET]
+        del defences[PRIVATE]
         each = [_shares(campaign, attempt, defences) for attempt in attempts]
     return tuple(
         DefenceOutcome(
@@ -103,8 +103,8 @@ def advise(
         out.append(_budget_line(without, formal, points))
     elif without is not None:
         out.append(
-            "Replace BatchNorm by GroupNorm (`qbi.defences.with_group_norm(model)`), which keeps samples apart, and then use the guard's "
-            "budget: with samples mixed, what leaves about one of them cannot be bounded."
+            "Replace BatchNorm by GroupNorm (`qbi.with_group_norm(model)`), which keeps samples apart, and then train with "
+            "`qbi.Private`: with samples mixed, what leaves about one of them cannot be bounded."
         )
     out += _heuristics(without, [d for d in defences if d.kind != "formal" and not d.is_baseline])
     if curve is not None and worst.attack == curve.attack:
@@ -115,13 +115,13 @@ def advise(
 def _budget_line(without: DefenceOutcome, formal: DefenceOutcome, points: Sequence[BoundPoint]) -> str:
     point = next((p for p in points if p.bits == DEFAULT_BITS), None)
     best = ""
-    if point is not None and point.most_psnr is not None:
+    if point is not None and point.read_psnr is not None:
         best = (
-            f" On this data no server that knows its principal components gets beyond {point.most_psnr:.1f} dB on average; the strongest "
-            f"we have, with one sample alone, measured {point.read_psnr:.1f} dB."
+            f" On this data a server that knows its principal components and spends a whole gradient on one sample measured "
+            f"{point.read_psnr:.1f} dB; one with a better model of the data may see more."
         )
     return (
-        f'Guard the clients with a budget: LeakGuard(model, policy="budget", bits={DEFAULT_BITS:g}). At most {DEFAULT_BITS:g} bits about one '
+        f"Train the clients with the private step: qbi.Private(model, loss, bits={DEFAULT_BITS:g}). At most {DEFAULT_BITS:g} bits about one "
         f"sample leave in a step, whatever a server sends; what the strongest attack here reads falls from "
         f"{100 * without.recall[EXACT]:.0f} % to {100 * formal.recall[EXACT]:.0f} % exact, "
         f"{100 * formal.recall[RECOGNISABLE]:.0f} % recognisable (measured).{best}"

@@ -21,7 +21,7 @@ def frontier(
     ] = "photos",
     networks: Annotated[str, typer.Option(help="two-layer, paper-cnn, quickstart.")] = "two-layer",
     noises: Annotated[
-        str, typer.Option(help="σ; plain is trained without a guard, 0 is clipping alone.")
+        str, typer.Option(help="σ; plain is trained as it is, 0 is clipping alone.")
     ] = "plain,0.03,0.1,0.3",
     batch_sizes: Annotated[str, typer.Option(help="Samples in a step.")] = "64",
     optimisers: Annotated[str, typer.Option(help="adam, sgd (with momentum 0.9).")] = "adam",

@@ -10,10 +10,10 @@ from qbi.files import to_json, write_atomically
 
 
 def ledger(
-    path: Annotated[Path, typer.Argument(help="The SQLite file that the guard keeps (`qbi-ledger` of the node).")],
+    path: Annotated[Path, typer.Argument(help="The SQLite file that a private training keeps (`ledger=`).")],
     data: Annotated[str | None, typer.Option(help="Show one data set only.")] = None,
     limit: Annotated[
-        float | None, typer.Option(help="Bits about one sample that may leave; the guard's default.")
+        float | None, typer.Option(help="Bits about one sample that may leave; the default total.")
     ] = None,
     delta: Annotated[float, typer.Option(help="δ at which ε is said.")] = 1e-5,
     plot: Annotated[
@@ -29,8 +29,8 @@ def ledger(
 
       qbi ledger ~/clinic.ledger --limit 3000 --plot spent.png
     """
-    from qbi.defences.budget.goal import LIFETIME_BITS
-    from qbi.defences.budget.ledger import Ledger
+    from qbi.private.goal import LIFETIME_BITS
+    from qbi.private.ledger import Ledger
     from qbi.report.spending import draw, summarise
 
     most = LIFETIME_BITS if limit is None else limit

@@ -147,7 +147,7 @@ def _in_one_launch(gradient: Tensor, seen: Tensor, generator: Draws, settings: A
 @cache
 def _kernel() -> Callable[..., None] | None:
     try:
-        from qbi.defences.aggp_kernel import prune
+        from qbi.kernels.aggp import prune
     except ImportError:
         return None
     return prune

@@ -1,4 +1,4 @@
-"""One decision for every guard and every framework: what was exposed goes in, what leaves comes out.
+"""One decision for every policy: what was exposed goes in, what leaves comes out.
 
 The policies are the defences themselves, and what to do with a step that gives samples away.
 """
@@ -14,11 +14,12 @@ from qbi.defences.rules import DropSparse, HideReadable, NoisyRows, Pruning
 from qbi.errors import BadValue
 from qbi.exposure import Leak
 from qbi.federation.exposed import ClientStep
+from qbi.private.boundary import THREE_LINES
 from qbi.randomness import Draws
 
-PolicyName = Literal["budget", "report", "auto", "noise", "aggp", "drop", "skip", "refuse"]
-POLICIES: tuple[PolicyName, ...] = ("budget", "report", "auto", "noise", "aggp", "drop", "skip", "refuse")
-"""`budget` holds against every server; the others are heuristic, measured against known ones."""
+PolicyName = Literal["report", "auto", "noise", "aggp", "drop", "skip", "refuse"]
+POLICIES: tuple[PolicyName, ...] = ("report", "auto", "noise", "aggp", "drop", "skip", "refuse")
+"""All heuristic, measured against known servers; what holds against every server is `qbi.Private`."""
 
 NOISE = 3.0
 """Noise of the policies `noise` and `auto`, in units of a row's size: see `docs/defences.md`."""
@@ -47,6 +48,8 @@ def policy_named(name: str, place: str, *, settings: AGGP | None = None, fewest:
         "refuse": chain(),
     }
     acts: dict[PolicyName, Act] = {"skip": "clear", "refuse": "refuse"}
+    if name == "budget":
+        raise BadValue(f"{place}: the policy budget is now a step of its own:\n{THREE_LINES}")
     for known, defence in defences.items():
         if known == name:
             return Policy(known, defence, acts.get(known, "send"))

@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 
 from qbi.defences.base import Defence, StepDefence, chain
-from qbi.defences.budget.goal import Budget
-from qbi.defences.budget.step import Bounded
 from qbi.defences.private import DPSGD
 from qbi.defences.rules import DropClose, DropDominated, DropSparse, HideReadable, Noise, NoisyRows, Pruning, Sparsify
 from qbi.errors import BadValue
+from qbi.private.defence import PrivateStep
+from qbi.private.goal import Budget
 
 NO_DEFENCE = "none"
 
@@ -30,8 +30,8 @@ ON_UPDATES: Mapping[str, Defence] = {
 
 DEFENCES: dict[str, Defence | StepDefence] = {
     **ON_UPDATES,
-    "budget": Bounded(Budget.for_goal()),
-    "budget-8": Bounded(Budget.for_goal(bits=8)),
+    "private": PrivateStep(Budget.for_goal()),
+    "private-8": PrivateStep(Budget.for_goal(bits=8)),
     "dp-sgd": DPSGD(clip=1.0, noise=1.0),
 }
 """All of them. One of one's own is added with `DEFENCES[key] = my_defence`."""

@@ -155,7 +155,7 @@ class NoisyRows:
 class HideReadable:
     """Row noise in the layers in which the client finds that somebody could be read, and nowhere else.
 
-    Ours, and the guard's policy `auto`. Readable means: from one row, or from the difference of two. Steps that give
+    Ours, and the policy `auto`. Readable means: from one row, or from the difference of two. Steps that give
     nothing away are sent as they are. Combinations of three rows or more are not seen. 0 adds no noise.
     """
 

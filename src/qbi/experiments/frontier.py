@@ -1,12 +1,11 @@
-"""What the budget costs: accuracy against bits, and what makes it cheaper.
+"""What privacy costs: accuracy against bits, and what makes it cheaper.
 
-Every cell trains a small network with every gradient clipped by sample and noise on the sum, exactly as `LeakGuard` does, and
-measures the accuracy on images it has not seen. Noise is seeded here, since results are to be repeated; guards never are.
+Every cell trains a small network with `qbi.Private`, or plainly, and measures the accuracy on images it has not seen. Noise is seeded
+here, since results are to be repeated; that of a client never is.
 """
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -15,16 +14,20 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from qbi.data.images import normalised
-from qbi.defences.budget import Clipping
 from qbi.errors import BadValue
 from qbi.metrics import mean_interval
 from qbi.models import image_cnn
-from qbi.randomness import derive_seed, generator, normal_like
+from qbi.private import Private
+from qbi.private.keystream import repeated_keys
+from qbi.randomness import derive_seed, generator
 from qbi.records import ImageData
+from qbi.theory import guarantees
 
-Network = Literal["two-layer", "paper-cnn", "quickstart"]
-NETWORKS: tuple[Network, ...] = ("two-layer", "paper-cnn", "quickstart")
-Remedy = Literal["", "averaged", "narrow", "frozen", "low-rank", "low-frequency", "pretrained", "accumulated"]
+Network = Literal["two-layer", "paper-cnn", "quickstart", "flower-example"]
+NETWORKS: tuple[Network, ...] = ("two-layer", "paper-cnn", "quickstart", "flower-example")
+Remedy = Literal[
+    "", "averaged", "narrow", "frozen", "low-rank", "low-frequency", "pretrained", "accumulated", "augmented", "decayed"
+]
 REMEDIES: tuple[Remedy, ...] = (
     "",
     "averaged",
@@ -34,14 +37,19 @@ REMEDIES: tuple[Remedy, ...] = (
     "low-frequency",
     "pretrained",
     "accumulated",
+    "augmented",
+    "decayed",
 )
-RATES = {"adam": (3e-4, 1e-3, 3e-3), "sgd": (0.01, 0.03, 0.1)}
+RATES = {"adam": (3e-4, 1e-3, 3e-3), "sgd": (0.01, 0.03, 0.1, 0.2, 0.3)}
+"""Clipping fixes a gradient's length, so with SGD the best rate is several times that of plain training."""
 PUBLIC = 0.33
 """Share of the images that anybody may know, where a network is trained on them first."""
 RANK = 64
 SIDE = 8
 """Low frequencies kept along each side of an image."""
 ACCUMULATED = 8
+AUGMENTED = 4
+"""Versions of an image inside one sample's gradient."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +81,21 @@ class Quickstart(nn.Module):
         return self.fc3(F.relu(self.fc2(F.relu(self.fc1(x.flatten(1))))))  # type: ignore[no-any-return]
 
 
+class Projected(nn.Module):
+    """Features along fixed directions that everybody knows: fewer weights carry noise."""
+
+    basis: Tensor
+
+    def __init__(self, basis: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("basis", basis)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(samples, directions)."""
+        out: Tensor = x @ self.basis
+        return out
+
+
 def make(cell: Cell, classes: int = 10) -> nn.Module:
     """The network of a cell, its weights seeded."""
     torch.manual_seed(derive_seed(cell.seed, "weights") % 2**31)
@@ -82,7 +105,16 @@ def make(cell: Cell, classes: int = 10) -> nn.Module:
         model = image_cnn((3, 32, 32), classes=classes)
     else:
         hidden = 50 if cell.remedy == "narrow" else 200
-        model = nn.Sequential(nn.Flatten(), nn.Linear(3072, hidden), nn.ReLU(), nn.Linear(hidden, classes))
+        body: list[nn.Module] = []
+        if cell.network == "flower-example":
+            body = [nn.Conv2d(3, 64, 3, padding=1), nn.Conv2d(64, 64, 3, padding=1), nn.Conv2d(64, 3, 3, padding=1)]
+        body.append(nn.Flatten())
+        width = 3072
+        if cell.remedy in ("low-rank", "low-frequency"):
+            basis = _basis(cell, width)
+            width = basis.shape[1]
+            body.append(Projected(basis))
+        model = nn.Sequential(*body, nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, classes))
     if cell.remedy == "frozen":
         first = next(m for m in model.modules() if isinstance(m, nn.Linear))
         first.requires_grad_(False)
@@ -97,85 +129,68 @@ def accuracy(cell: Cell, data: ImageData, device: str = "cpu") -> float:
     model = make(cell).to(device)
     if cell.remedy == "pretrained":
         public, rest = rest[: int(PUBLIC * len(data))], rest[int(PUBLIC * len(data)) :]
-        _train(model, x, y, public, cell, noise=-1.0, rate=1e-3, optimiser="adam", epochs=8)
-    averaged = _train(
-        model, x, y, rest, cell, noise=cell.noise, rate=cell.rate, optimiser=cell.optimiser, epochs=cell.epochs
-    )
+        plain = Cell(cell.network, "adam", cell.batch_size, -1.0, 1e-3, "", 8, cell.seed)
+        train(model, x, y, public, plain)
+    averaged = train(model, x, y, rest, cell)
     if cell.remedy == "averaged":
         model.load_state_dict(averaged)
     model.eval()
     with torch.no_grad():
-        return float((model(x[held_out]).argmax(1) == y[held_out]).double().mean())
+        hits = [model(x[part]).argmax(1) == y[part] for part in held_out.to(device).split(2000)]
+    return float(torch.cat(hits).double().mean())
 
 
-def _train(
-    model: nn.Module,
-    x: Tensor,
-    y: Tensor,
-    chosen: Tensor,
-    cell: Cell,
-    *,
-    noise: float,
-    rate: float,
-    optimiser: str,
-    epochs: int,
-) -> dict[str, Tensor]:
-    """Train in place; the running mean of the weights over the second half."""
-    weights = [p for p in model.parameters() if p.requires_grad]
-    moves: torch.optim.Optimizer
-    if optimiser == "adam":
-        moves = torch.optim.Adam(weights, lr=rate)
-    else:
-        moves = torch.optim.SGD(weights, lr=rate, momentum=0.9)
-    passes = ACCUMULATED if cell.remedy == "accumulated" else 1
-    shuffle, draws = generator(cell.seed, "order"), generator(cell.seed, "noise", device=x.device)
-    steps = epochs * math.ceil(len(chosen) / cell.batch_size)
-    mean = {n: torch.zeros_like(p) for n, p in model.state_dict().items()}
-    done = counted = 0
-    with _clipped(model, cell, noise, passes, draws) as shape:
-        for _ in range(epochs):
-            for batch in chosen[torch.randperm(len(chosen), generator=shuffle)].split(cell.batch_size):
-                batch = batch.to(x.device)
-                (F.cross_entropy(model(x[batch]), y[batch]) / passes).backward()
-                done += 1
-                if done % passes == 0 or done == steps:
-                    shape(len(batch))
-                    moves.step()
-                    moves.zero_grad()
-                if done > steps // 2:
-                    counted += 1
-                    for name, value in model.state_dict().items():
-                        mean[name] += (value - mean[name]) / counted
+def train(model: nn.Module, x: Tensor, y: Tensor, chosen: Tensor, cell: Cell) -> dict[str, Tensor]:
+    """Train in place as a cell says; the running mean of the weights over the second half."""
+    size = cell.batch_size * (ACCUMULATED if cell.remedy == "accumulated" else 1)
+    steps = cell.epochs * math.ceil(len(chosen) / size)
+    optimiser = _optimiser(model, cell)
+    slower = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps) if cell.remedy == "decayed" else None
+    private = _private(model, cell, size) if cell.noise >= 0 else None
+    mean = {n: torch.zeros_like(p, dtype=torch.float32) for n, p in model.state_dict().items()}
+    shuffle, counted = generator(cell.seed, "order"), 0
+    batches = (
+        b for _ in range(cell.epochs) for b in chosen[torch.randperm(len(chosen), generator=shuffle)].split(size)
+    )
+    for number, batch in enumerate(batches):
+        batch = batch.to(x.device)
+        if private is None:
+            optimiser.zero_grad()
+            inputs, targets = _versions(x[batch], y[batch]) if cell.remedy == "augmented" else (x[batch], y[batch])
+            F.cross_entropy(model(inputs), targets).backward()
+            optimiser.step()
+        else:
+            private.step(optimiser, x[batch], y[batch])
+        if slower is not None:
+            slower.step()
+        if number >= steps // 2:
+            counted += 1
+            for name, value in model.state_dict().items():
+                mean[name] += (value - mean[name]) / counted
     return mean
 
 
-@contextmanager
-def _clipped(model: nn.Module, cell: Cell, noise: float, passes: int, draws: torch.Generator) -> Iterator[Any]:
-    """Protect gradients as a cell says; what is yielded shapes them further before a step."""
-    if noise < 0:
-        yield lambda _samples: None
-        return
-    projected = cell.remedy in ("low-rank", "low-frequency")
-    clipping = Clipping(cell.clip, 0.0 if projected else noise, draws, accumulate=passes, model=model)
-    first = next(m for m in model.modules() if isinstance(m, nn.Linear))
-    basis = _basis(cell, first.in_features).to(first.weight.device) if projected else None
+def _optimiser(model: nn.Module, cell: Cell) -> torch.optim.Optimizer:
+    weights = [p for p in model.parameters() if p.requires_grad]
+    if cell.optimiser == "adam":
+        return torch.optim.Adam(weights, lr=cell.rate)
+    return torch.optim.SGD(weights, lr=cell.rate, momentum=0.9)
 
-    def shape(samples: int) -> None:
-        """Noise in fewer values: the first layer only moves inside a small space that has nothing to do with the data."""
-        if basis is None:
-            return
-        for parameter in model.parameters():
-            if parameter.grad is None:
-                continue
-            size = noise * cell.clip / samples
-            if parameter is first.weight:
-                inside = parameter.grad @ basis
-                parameter.grad = (inside + size * normal_like(inside, draws)) @ basis.T
-            else:
-                parameter.grad = parameter.grad + size * normal_like(parameter.grad, draws)
 
-    with clipping.seeing:
-        yield shape
+def _private(model: nn.Module, cell: Cell, size: int) -> Private:
+    bits = guarantees.bits(cell.noise) if cell.noise else 1e12
+    augment = _versions if cell.remedy == "augmented" else None
+    private = Private(
+        model, batch_size=size, bits=bits, clip=cell.clip, total=math.inf, augment=augment, at_once=min(size, 256)
+    )
+    private._keys = repeated_keys(derive_seed(cell.seed, "noise"))
+    return private
+
+
+def _versions(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Images as they are and mirrored, each also moved by two pixels: one sample's gradient is their mean."""
+    moved = F.pad(x, (2, 2, 2, 2))[..., :-4, :-4]
+    return torch.cat([x, x.flip(-1), moved, moved.flip(-1)]), torch.cat([y] * AUGMENTED)
 
 
 def _basis(cell: Cell, width: int) -> Tensor:

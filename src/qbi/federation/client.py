@@ -50,6 +50,7 @@ def client_step(
     loss: Loss = default_loss,
     seed: int = 0,
     fixed: Collection[str] = (),
+    as_it_is: bool = False,
 ) -> Update:
     """FedSGD: the gradients of the loss on one batch, in train mode, and the buffers after the pass.
 
@@ -60,6 +61,7 @@ def client_step(
         loss: a function of outputs and targets.
         seed: drives dropout and the like, apart from the global random state.
         fixed: parameters of which no gradient is taken.
+        as_it_is: leave every part of the model in the mode it is in.
 
     Returns:
         What the client sends.
@@ -75,8 +77,9 @@ def client_step(
         raise BadValue("client step: the batch is empty; give at least one sample.")
     parameters = {name: p.detach().requires_grad_(name not in fixed) for name, p in model.named_parameters()}
     buffers = {name: b.detach().clone() for name, b in model.named_buffers()}
-    was_training = model.training
-    model.train()
+    modes = [(part, part.training) for part in model.modules()]
+    if not as_it_is:
+        model.train()
     given = inputs if isinstance(inputs, tuple) else (inputs,)
     devices = [given[0].device] if given[0].device.type == "cuda" else []
     try:
@@ -87,7 +90,8 @@ def client_step(
         wanted = {name: p for name, p in parameters.items() if p.requires_grad}
         gradients = torch.autograd.grad(value, list(wanted.values()), allow_unused=True)
     finally:
-        model.train(was_training)
+        for part, mode in modes:
+            part.training = mode
     if not bool(torch.isfinite(value)):
         raise BadValue(f"client step: the loss is {value.item()}; check the data and the model for NaN or overflow.")
     named = {n: g for n, g in zip(wanted, gradients, strict=True) if g is not None}

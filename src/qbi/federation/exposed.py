@@ -27,9 +27,10 @@ def exposed_step(
     loss: Loss = default_loss,
     seed: int = 0,
     fixed: Collection[str] = (),
+    as_it_is: bool = False,
 ) -> ClientStep:
     """A FedSGD step with the exposure of the named linear layers (all with a bias, if none is named), `fixed` parameters left out."""
     names = tuple(vulnerable_layers(model)) if layers is None else tuple(layers)
     with watched(model, names) as watch:
-        update = client_step(model, inputs, targets, loss=loss, seed=seed, fixed=fixed)
+        update = client_step(model, inputs, targets, loss=loss, seed=seed, fixed=fixed, as_it_is=as_it_is)
     return ClientStep(update=update, exposures=tuple(watch.exposure(name) for name in names))

@@ -14,13 +14,12 @@ from torch import Tensor
 
 from qbi.errors import printable
 from qbi.metrics import EXACT, RECOGNISABLE
+from qbi.private.boundary import THREE_LINES
+from qbi.private.goal import DEFAULT_BITS
 from qbi.report.pictures import to_image
 
 LARGEST = 112
 """Side of a picture in the page, in pixels; larger samples are shown smaller."""
-
-START_BITS = 72
-"""Where the slider stands at first: the guard's default."""
 
 Words = Sequence[Sequence[tuple[str, bool]]]
 
@@ -59,7 +58,8 @@ def audit_page(
         nonce=nonce,
         frontier=_frontier(),
         severity=_severity(document),
-        budget_start=next((i for i, b in enumerate(document["budgets"]) if b["bits"] >= START_BITS), 0),
+        budget_start=next((i for i, b in enumerate(document["budgets"]) if b["bits"] >= DEFAULT_BITS), 0),
+        three_lines=THREE_LINES,
         exact=EXACT.key,
         recognisable=RECOGNISABLE.key,
     )
@@ -143,7 +143,7 @@ def to_sarif(document: Mapping[str, Any], limit: float) -> dict[str, Any]:
     rule = {
         "id": "gradient-leakage",
         "shortDescription": {"text": "Training samples can be read out of a client's update."},
-        "help": {"text": "Guard the client's step (qbi.LeakGuard) or change the layer; see the report."},
+        "help": {"text": "Train the client with the private step (qbi.Private) or change the layer; see the report."},
     }
     open_rule = {
         "id": "not-tested",

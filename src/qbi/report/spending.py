@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from qbi.defences.budget.ledger import Entry
+from qbi.private.ledger import Entry
 from qbi.theory import guarantees
 
 
@@ -14,7 +14,7 @@ class Spending:
     """What has left about the samples of one data set."""
 
     data: str
-    participations: int
+    participations: float
     bits: float
     limit: float
     epsilon: float
@@ -40,7 +40,7 @@ class Spending:
     def __str__(self) -> str:
         where = ", ".join(f"{name} {bits:.4g}" for name, bits in self.families.items())
         return (
-            f"{self.data}: at most {self.bits:.4g} of {self.limit:.4g} bits about each sample in {self.participations} participations "
+            f"{self.data}: at most {self.bits:.4g} of {self.limit:.4g} bits about each sample in {self.participations:g} participations "
             f"(ε = {self.epsilon:.4g} at δ = {self.delta:g}, no help from sampling assumed). By model family: {where}. "
             f"From {self.first} to {self.last}."
         )
@@ -73,7 +73,7 @@ def draw(entries: Sequence[Entry], limit: float, kind: str) -> bytes:
     figure = Figure(figsize=(6, 3.2), layout="constrained")
     axis = figure.subplots()
     for data in sorted({e.data for e in entries}):
-        times, bits = [0], [0.0]
+        times, bits = [0.0], [0.0]
         for entry in (e for e in entries if e.data == data):
             times.append(times[-1] + entry.participations)
             bits.append(bits[-1] + entry.bits)

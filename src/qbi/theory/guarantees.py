@@ -122,7 +122,7 @@ def smallest_error(prior: Prior, most_bits: float) -> float:
     """The least mean squared error a value that so many bits allow: the Gaussian's rate and distortion.
 
     Whatever was read, the estimate carries no more bits than the answer did; to lie closer than this on average would take more.
-    Holds for every server whose knowledge is the prior; one with a better prior, such as a generative model, may come closer.
+    Holds of Gaussian samples. Others of the same covariance have more structure, and a server that knows it may come closer.
     """
     variances = np.sort(np.asarray(prior.variances))[::-1]
     if most_bits <= 0 or not variances.any():
@@ -136,32 +136,9 @@ def smallest_error(prior: Prior, most_bits: float) -> float:
     return float(np.minimum(variances, level).mean())
 
 
-def bits_for_error(prior: Prior, squared_error: float) -> float:
-    """The inverse of `smallest_error`: the bits it takes to come that close."""
-    variances = np.asarray(prior.variances)
-    if squared_error >= variances.mean():
-        return 0.0
-    level = optimize.brentq(
-        lambda water: float(np.minimum(variances, water).mean()) - squared_error,
-        0,
-        variances.max(),
-        xtol=1e-300,
-        rtol=1e-12,
-    )
-    return float(0.5 * np.log2(np.maximum(variances / level, 1)).sum())
-
-
 def largest_psnr(prior: Prior, noise: float, participations: float = 1) -> float:
-    """The best PSNR, of the mean squared error over samples, that any server of that prior reaches."""
+    """The best PSNR, of the mean squared error over Gaussian samples; of others, what a server without a better prior reaches."""
     return prior.psnr(smallest_error(prior, bits(noise, participations)))
-
-
-def noise_for_psnr(most: float, prior: Prior, participations: float = 1) -> float:
-    """The noise at which no server of that prior gets beyond that PSNR on average."""
-    least = prior.psnr(float(np.mean(prior.variances)))
-    if most <= least:
-        raise BadValue(f"guarantees: {most} dB; guessing the mean sample gives {least:.1f} dB. Ask for more than that.")
-    return noise_for_bits(bits_for_error(prior, prior.span**2 / 10 ** (most / 10)), participations)
 
 
 def linear_error(prior: Prior, noise: float, participations: float = 1) -> float:

@@ -1,38 +1,50 @@
-"""The client's side: a mod that looks before, during and after training, and answers with an error when it must.
+"""The client's side: a mod that lets out what was released, in every kind of reply, and nothing else.
 
-    app = ClientApp(mods=[leak_guard])
+    app = ClientApp(mods=[leak_guard])                       # training code uses qbi.Private
+    app = ClientApp(mods=[guarded_by(policy="update")])      # training code stays as it is
 
-Settings: `qbi-policy` (budget; report, auto, noise, aggp, drop, skip and refuse are heuristic), `qbi-bits`, `qbi-limit`, `qbi-ledger`,
-`qbi-samples`, `qbi-data`, `qbi-clip`, `qbi-metrics` (drop, keep), `qbi-inspect` (refuse, warn, off), `qbi-fewest`. They are the node owner's: taken
-from the node's own config, or fixed in the client's code with `guarded_by`. A run's config, which the server writes, may only tighten
-them. Any PyTorch training code works as it is.
+Settings are the node owner's: from the node's own config (`qbi-policy`, `qbi-total`, `qbi-ledger`, `qbi-metrics` …, see `SiteSettings`), or
+fixed in the client's code with `guarded_by`. A run's config, which the server writes, is never asked. What is wrong goes to the
+owner's log; the server gets one fixed sentence.
 """
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 
-from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MessageType, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MessageType, MetricRecord, RecordDict
 from torch import Tensor
 
-from qbi.defences.round import RoundSettings, guarded_round
-from qbi.errors import BadValue, QbiError, first_line
-from qbi.integrations.flower.records import records_in, state_of
+from qbi.errors import BadValue, QbiError
+from qbi.integrations.flower.records import arrays_of, records_in, state_of
+from qbi.private.boundary import REFUSED
+from qbi.private.site import PREFIX, Reply, SiteSettings, guarded_round, reason
 
 log = logging.getLogger("flwr")
 
-REFUSED = 4711
-"""Code of the error reply."""
+CODE = 4711
+"""Of the error reply."""
+
+SPENT = "qbi-spent"
+"""Where a node's own state keeps the bits that have left in a run."""
+
+NAMES = {"arrays", "metrics", "config"} | {
+    f"{kind}res.{part}"
+    for kind in ("fit", "evaluate", "getparameters", "getproperties")
+    for part in ("parameters", "num_examples", "loss", "metrics", "properties", "status")
+}
+"""Of records that may leave under their own names: those of Flower's messages, and of its older clients (`NumPyClient`)."""
 
 Next = Callable[[Message, Context], Message]
 Mod = Callable[[Message, Context, Next], Message]
 
 
 def guarded_by(**settings: str | int | float) -> Mod:
-    """The same mod with settings that no config changes: policy, bits, limit, ledger, samples, data, clip, metrics, inspect, fewest."""
-    fixed = {f"qbi-{name}": value for name, value in settings.items()}
-    unknown = [name for name in fixed if name not in RoundSettings.names()]
+    """The same mod with settings that no config changes: policy, inspect, bits, clip, total, ledger, data, metrics."""
+    fixed = {f"{PREFIX}{name}": value for name, value in settings.items()}
+    unknown = [name for name in fixed if name not in SiteSettings.names()]
     if unknown:
-        raise BadValue(f"guard: there is no setting {unknown[0]!r}; there are {', '.join(RoundSettings.names())}.")
+        raise BadValue(f"guard: there is no setting {unknown[0]!r}; there are {', '.join(SiteSettings.names())}.")
+    SiteSettings.of(fixed)
 
     def guard(msg: Message, ctxt: Context, call_next: Next) -> Message:
         return _mod(msg, ctxt, call_next, fixed)
@@ -41,71 +53,70 @@ def guarded_by(**settings: str | int | float) -> Mod:
 
 
 def leak_guard(msg: Message, ctxt: Context, call_next: Next) -> Message:
-    """Guard one training round; other messages pass. What goes wrong becomes an error reply that says why."""
+    """Guard every reply; what goes wrong becomes an error reply with a fixed sentence."""
     return _mod(msg, ctxt, call_next, {})
 
 
 def _mod(msg: Message, ctxt: Context, call_next: Next, fixed: Mapping[str, str | int | float]) -> Message:
-    kind = msg.metadata.message_type.split(".")[0]
     try:
-        settings = RoundSettings.of({**ctxt.node_config, **fixed}).tightened(
-            {k: v for k, v in ctxt.run_config.items() if k not in fixed}
-        )
-    except QbiError as problem:
-        return _refusal(msg, str(problem))
-    if kind != MessageType.TRAIN:
-        return _without_numbers(call_next(msg, ctxt), settings)
-    try:
-        reply, report = guarded_round(
-            _sent(msg),
-            settings,
-            lambda: call_next(msg, ctxt),
-            _states,
-            lambda reply: not reply.has_error(),
-        )
-    except QbiError as problem:
-        return _refusal(msg, str(problem))
-    except Exception as problem:
-        # Whatever the training code raises must not leave as a half-made reply.
-        return _refusal(msg, f"training failed ({type(problem).__name__}: {first_line(problem)})")
-    log.info("qbi guard: %s", report)
-    return _without_numbers(reply, settings)
+        own = {k: v for k, v in ctxt.node_config.items() if k.startswith(PREFIX)}
+        settings = SiteSettings.of({**own, **fixed})
+        known = NAMES | {*msg.content}
+        kinds: dict[str, type] = {}
+
+        def work() -> Reply | None:
+            answer = call_next(msg, ctxt)
+            if answer.has_error():
+                return None
+            kinds.update({name: type(record) for name, record in answer.content.items()})
+            return _reply(answer)
+
+        kind = msg.metadata.message_type.split(".")[0]
+        passed = guarded_round(settings, _sent(msg), work, trains=kind == MessageType.TRAIN, spent=_spent(ctxt))
+        content = _content(passed.reply, kinds, known)
+        if not settings.ledger:
+            ctxt.state[SPENT] = ConfigRecord({"bits": _spent(ctxt) + passed.bits})
+    except Exception as problem:  # whatever it is, it must not leave, nor its words
+        theirs = None if isinstance(problem, QbiError) else problem
+        log.warning("qbi guard, not answered: %s", reason(problem), exc_info=theirs)
+        return Message(Error(CODE, REFUSED), reply_to=msg)
+    log.info("qbi guard: %.4g bits; %d signs in the model; policy %s", passed.bits, len(passed.signs), settings.policy)
+    return Message(content, reply_to=msg)
 
 
-def _without_numbers(reply: Message, settings: RoundSettings) -> Message:
-    """A loss or an accuracy on a model of the server's making says something about samples that no noise covers."""
-    if settings.policy != "budget" or settings.metrics == "keep" or reply.has_error():
-        return reply
-    found: dict[str, MetricRecord | ConfigRecord] = {}
-    found.update(records_in(reply.content, MetricRecord))
-    found.update(records_in(reply.content, ConfigRecord))
-    for name, record in found.items():
-        taken = [key for key, value in record.items() if _is_fractional(value)]
-        for key in taken:
-            del record[key]
-        if taken:
-            log.info(
-                "qbi guard: %s left out of %s: the budget does not cover numbers (qbi-metrics).", ", ".join(taken), name
-            )
-    return reply
-
-
-def _is_fractional(value: object) -> bool:
-    return isinstance(value, float) or (isinstance(value, list) and any(isinstance(v, float) for v in value))
-
-
-def _refusal(msg: Message, why: str) -> Message:
-    log.warning("qbi guard, round refused: %s", why)
-    return Message(Error(REFUSED, f"qbi guard: {why}"), reply_to=msg)
+def _spent(ctxt: Context) -> float:
+    """Bits that have left in this run, by the node's own state."""
+    record = ctxt.state.get(SPENT)
+    return float(record["bits"]) if isinstance(record, ConfigRecord) else 0.0  # type: ignore[arg-type]
 
 
 def _sent(msg: Message) -> dict[str, Tensor]:
     """Everything that came, whatever number of records it came in."""
     records = records_in(msg.content, ArrayRecord)
-    if not records:
-        raise BadValue("the message holds no arrays; a model is expected.")
     return {name: value for record in records.values() for name, value in state_of(record).items()}
 
 
-def _states(reply: Message) -> Iterator[dict[str, Tensor]]:
-    return (state_of(record) for record in records_in(reply.content, ArrayRecord).values())
+def _reply(answer: Message) -> Reply:
+    metrics = {name: dict(record) for name, record in records_in(answer.content, MetricRecord).items()}
+    config = {name: dict(record) for name, record in records_in(answer.content, ConfigRecord).items()}
+    arrays = {name: state_of(record) for name, record in records_in(answer.content, ArrayRecord).items()}
+    return Reply(arrays, {**metrics, **config})
+
+
+def _content(reply: Reply, kinds: Mapping[str, type], known: set[str]) -> RecordDict:
+    """Records made anew, of the kinds that strategies look for, under names that say nothing."""
+    out = RecordDict()
+    for name, state in reply.arrays.items():
+        out[_named(name, "arrays", known, out)] = arrays_of(dict(state))
+    for name, values in reply.numbers.items():
+        if kinds[name] is ConfigRecord:
+            out[_named(name, "config", known, out)] = ConfigRecord(dict(values))
+        else:
+            out[_named(name, "metrics", known, out)] = MetricRecord(dict(values))
+    return out
+
+
+def _named(name: str, kind: str, known: set[str], out: RecordDict) -> str:
+    if name in known and name not in out:
+        return name
+    return next(n for n in (kind, *(f"{kind}-{i}" for i in range(2, 100))) if n not in out)

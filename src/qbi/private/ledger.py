@@ -23,7 +23,7 @@ CREATE TABLE IF NOT EXISTS spent (
   data TEXT NOT NULL,
   family TEXT NOT NULL,
   noise REAL NOT NULL CHECK (noise >= 0),
-  participations INTEGER NOT NULL CHECK (participations > 0),
+  participations REAL NOT NULL CHECK (participations > 0),
   note TEXT NOT NULL
 )
 """
@@ -44,7 +44,7 @@ class Entry:
     data: str
     family: str
     noise: float
-    participations: int
+    participations: float
     note: str
 
     @property
@@ -87,7 +87,7 @@ class Ledger:
         data: str,
         family: str,
         noise: float,
-        participations: int = 1,
+        participations: float = 1,
         *,
         limit: float | None = None,
         note: str = "",

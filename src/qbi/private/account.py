@@ -1,0 +1,63 @@
+"""What has left about one sample: counted before anything leaves, and written into the ledger where there is one."""
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from qbi.private import boundary
+from qbi.private.goal import LIFETIME_BITS, Budget
+from qbi.private.ledger import BudgetSpent, Ledger
+
+
+@dataclass
+class Account:
+    """Participations of one private training, and a total that they may not pass.
+
+    Args:
+        budget: what each one costs.
+        ledger: kept over restarts; without one, only what this process knows of is counted.
+        data: the data set's name in the ledger.
+        total: bits about one sample over everything in the ledger, or over this training where there is none.
+    """
+
+    budget: Budget
+    ledger: Ledger | None = None
+    data: str = "data"
+    total: float | None = None
+    participations: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.total is None:
+            self.total = self.budget.bits() if self.budget.participations > 1 else LIFETIME_BITS
+
+    @property
+    def bits(self) -> float:
+        """About one sample, through this training."""
+        return self.budget.bits(self.participations)
+
+    def spend(self, participations: float, parameters: Iterable[Tensor]) -> None:
+        """So many more participations are about to begin; raises where the total does not allow it."""
+        assert self.total is not None
+        more = self.budget.bits(participations)
+        if self.bits + more > self.total * (1 + 1e-9):
+            raise BudgetSpent(
+                f"the budget is used up: {self.bits:.4g} of {self.total:.4g} bits about each sample have left in {self.participations:g} "
+                f"participations, and one more costs {more:.3g}. State a larger total= before training, or stop here."
+            )
+        boundary.charge(more)
+        if self.ledger is not None:
+            self.ledger.spend(self.data, family_of(parameters), self.budget.noise, participations, limit=self.total)
+        self.participations += participations
+
+    def __str__(self) -> str:
+        return (
+            f"{self.participations:g} participations, at most {self.bits:.4g} of {self.total:.4g} bits about one sample"
+        )
+
+
+def family_of(parameters: Iterable[Tensor]) -> str:
+    """Models with the same shapes are one family."""
+    shapes = " ".join("×".join(map(str, p.shape)) for p in parameters)
+    return hashlib.sha256(shapes.encode()).hexdigest()[:12]

@@ -1,0 +1,239 @@
+"""Decides what may leave a client, whatever framework carries it: released states, what was sent, and numbers that the owner named.
+
+A client's round runs inside a `Boundary`, which knows what the server sent. A private training that begins inside it must begin with
+those very weights; what it releases is known to the boundary from then on. Everything else, in every kind of reply, stays here.
+"""
+
+import logging
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from qbi.errors import BadValue, QbiError
+from qbi.finite import is_finite
+from qbi.private.ledger import BudgetSpent
+
+log = logging.getLogger("qbi.private")
+
+State = Mapping[str, Tensor]
+
+THREE_LINES = """private = qbi.Private(model, loss, bits=72)
+for x, y in private.batches(dataset, batch_size=64):
+    private.step(optimiser, x, y)"""
+"""What training code looks like whose states may leave."""
+
+REFUSED = "This client does not answer."
+"""What a server is told, whatever the reason: a reason would depend on data."""
+
+
+class NotReleased(QbiError):
+    """Something that was about to leave was not released. The sentence is for the owner; the server gets a fixed one."""
+
+
+@runtime_checkable
+class Source(Protocol):
+    """What releases states: a private training, or the policy `update`."""
+
+    def released(self) -> Sequence[State]:
+        """States as they may leave now: the last weights, their average, the last gradient."""
+        ...
+
+
+@dataclass
+class Boundary:
+    """One client's round.
+
+    Args:
+        sent: what the server sent, by name; it may leave again as it came.
+        metrics: numbers that the owner lets out, by name.
+        limit: bits that may still leave in this run, where no ledger counts them.
+        pay: writes bits down, before they leave; raises where that is more than may.
+    """
+
+    sent: State
+    metrics: Mapping[str, "Named"] = field(default_factory=dict)
+    limit: float = math.inf
+    pay: Callable[[float], None] | None = None
+    spent: float = 0.0
+    sources: list[Source] = field(default_factory=list)
+
+    def charge(self, bits: float) -> None:
+        """So many bits are about to leave; raises where that is more than may."""
+        if self.spent + bits > self.limit * (1 + 1e-9):
+            raise BudgetSpent(
+                f"the budget of this run is used up: {bits:.4g} bits more, and {self.limit - self.spent:.4g} of {self.limit:.4g} may still "
+                "leave. Give the client a ledger and a larger total, or stop here."
+            )
+        if self.pay is not None:
+            self.pay(bits)
+        self.spent += bits
+
+    def admit(self, source: Source, start: State) -> None:
+        """Take a private training's releases for safe, if it begins with what the server sent or with what was released."""
+        public = [self.sent, *(state for s in self.sources for state in s.released())]
+        for name, value in start.items():
+            if not any(_same(known, name, value) for known in public):
+                raise NotReleased(
+                    f"boundary: the private training begins with a weight “{name}” that is not what the server sent. Load the weights as they "
+                    "came, then create qbi.Private; weights that have seen data may not be the start."
+                )
+        self.sources.append(source)
+
+    def check_arrays(self, state: State) -> None:
+        """Raise unless every array is a released one or as it was sent, all of a kind."""
+        for name, value in state.items():
+            if value.is_floating_point() and not is_finite(value):
+                raise NotReleased(f"boundary: “{name}” holds NaN or infinite values.")
+        named = by_position(state, self.sent)
+        if set(named) not in ({*self.sent}, *({*s} for source in self.sources for s in source.released())):
+            raise NotReleased(
+                f"boundary: the reply holds {_some(named)}, and neither the model that was sent nor a released state has just these names."
+            )
+        safe = [self.sent, *self._released()]
+        for released in safe:
+            if all(_same(released, n, v) or _same(self.sent, n, v) for n, v in named.items()):
+                return
+        culprit = next(n for n, v in named.items() if not any(_same(s, n, v) for s in safe))
+        raise NotReleased(
+            f"boundary: “{culprit}” is neither as it was sent nor released. States that may leave come from\n{THREE_LINES}\n"
+            "    # then private.state_dict()\nor, for code that stays as it is, from the policy `update`."
+        )
+
+    def _released(self) -> Iterator[State]:
+        for source in self.sources:
+            for state in source.released():
+                yield state
+                # Differences with what was sent are post-processing.
+                both = [n for n in state if n in self.sent and self.sent[n].is_floating_point()]
+                mine = {n: state[n].detach().cpu() for n in both}
+                theirs = {n: self.sent[n].detach().cpu().to(mine[n].dtype) for n in both}
+                yield {n: mine[n] - theirs[n] for n in both}
+                yield {n: theirs[n] - mine[n] for n in both}
+
+    def check_numbers(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """What the owner lets out of a record of numbers; the bits of it are charged."""
+        out = {}
+        for name, value in values.items():
+            rule = self.metrics.get(name)
+            if rule is None:
+                log.info("“%s” stays here: the owner has not named it.", name)
+                continue
+            out[name], bits = rule.let_out(value)
+            self.charge(bits)
+        return out
+
+
+@dataclass(frozen=True)
+class Named:
+    """A number that the owner lets out.
+
+    Written `name` (as it is: 64 bits), `name:7` (a number from 0 to 1 in 7 bits), `name:7:10` (from 0 to 10), or `name=1` (always that
+    number, whatever the client's code says: no bits).
+    """
+
+    bits: int | None = None
+    top: float = 1.0
+    constant: float | None = None
+
+    def let_out(self, value: Any) -> tuple[Any, float]:
+        """The value as it may leave, and the bits it costs."""
+        if self.constant is not None:
+            whole = isinstance(value, int) and self.constant == int(self.constant)
+            return (int(self.constant) if whole else self.constant), 0.0
+        if self.bits is None:
+            return value, 8.0 * _size(value)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise NotReleased(
+                "boundary: a named number of so many bits is a list, a text or bytes; name it without bits."
+            )
+        steps = 2**self.bits - 1
+        share = 0.0 if math.isnan(value) else min(1.0, max(0.0, value / self.top))
+        return round(share * steps) / steps * self.top, float(self.bits)
+
+
+def read_names(text: str) -> dict[str, Named]:
+    """`"num-examples=1 accuracy:7 loss:8:10"` as rules.
+
+    >>> read_names("accuracy:7")["accuracy"].let_out(0.5)
+    (0.5039370078740157, 7.0)
+    """
+    out: dict[str, Named] = {}
+    for word in text.replace(",", " ").split():
+        try:
+            if "=" in word:
+                name, number = word.split("=")
+                out[name] = Named(constant=float(number))
+                continue
+            name, *rest = word.split(":")
+            rule = Named(int(rest[0]) if rest else None, float(rest[1]) if len(rest) > 1 else 1.0)
+        except (ValueError, IndexError) as problem:
+            raise BadValue(
+                f"metrics: {word!r}; write name, name:bits, name:bits:largest or name=constant."
+            ) from problem
+        if (rule.bits is not None and not 1 <= rule.bits <= 32) or not rule.top > 0:
+            raise BadValue(f"metrics: {word!r}; bits go from 1 to 32, the largest value is positive.")
+        out[name] = rule
+    return out
+
+
+_current: ContextVar[Boundary | None] = ContextVar("qbi boundary", default=None)
+
+
+@contextmanager
+def inside(boundary: Boundary) -> Iterator[Boundary]:
+    """Run a client's round inside a boundary."""
+    token = _current.set(boundary)
+    try:
+        yield boundary
+    finally:
+        _current.reset(token)
+
+
+def current() -> Boundary | None:
+    """The boundary of the round that runs now, if there is one."""
+    return _current.get()
+
+
+def charge(bits: float) -> None:
+    """Charge the round that runs now, if there is one."""
+    boundary = _current.get()
+    if boundary is not None:
+        boundary.charge(bits)
+
+
+def by_position(state: State, names: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Arrays without names (0, 1, 2 …) under the names of what was sent."""
+    if list(state) == [str(i) for i in range(len(state))] and len(state) == len(names) and set(state) != set(names):
+        return dict(zip(names, state.values(), strict=True))
+    return dict(state)
+
+
+def _same(known: State, name: str, value: Tensor) -> bool:
+    """Bit for bit."""
+    other = known.get(name)
+    if other is None or other.shape != value.shape or other.dtype != value.dtype:
+        return False
+    a, b = other.detach().cpu().contiguous(), value.detach().cpu().contiguous()
+    return bool(torch.equal(a.view(-1).view(torch.uint8), b.view(-1).view(torch.uint8))) if a.numel() else True
+
+
+def _size(value: Any) -> int:
+    """Bytes that a value can say at most."""
+    if isinstance(value, bytes | bytearray):
+        return len(value)
+    if isinstance(value, str):
+        return len(value.encode())
+    if isinstance(value, list | tuple):
+        return sum(_size(v) for v in value)
+    return 8
+
+
+def _some(names: Mapping[str, Any]) -> str:
+    shown = ", ".join(list(names)[:3]) or "nothing"
+    return shown + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -1,0 +1,225 @@
+"""Evaluates each sample's loss alone: another sample cannot enter its gradient, whatever the model, the weights or the loss do.
+
+The loss of one sample is mapped over a batch by `torch.func.vmap`; where an operation has no batching rule, or the model's code looks
+at values, samples go one by one. How a model is run (the plan) is found out on zeros of the batch's shape, never on data, and every
+batch is filled up to one size: so neither the arithmetic nor its rounding says how many samples there are, or what they are.
+"""
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._pytree import tree_leaves, tree_map
+
+from qbi.errors import BadValue, QbiError, first_line
+from qbi.private.clipping import MOST_FORMED, Seen, add_clipped, formed_values, returned
+from qbi.uses import Capture, Use
+
+Loss = Callable[[Any, Any], Tensor]
+"""From what a model returns for one sample, in a batch of one, and its target to a number."""
+
+
+Augment = Callable[[Any, Any], tuple[Any, Any]]
+"""From a sample, in a batch of one, to several versions of it in one batch."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a model is run: decided by shapes and code alone."""
+
+    mapped: bool = True
+    """All samples at once; otherwise one by one."""
+    whole: frozenset[str] = frozenset()
+    """Parameters without a rule: every sample's gradient of them is formed by autograd."""
+    copies: bool = False
+    """Whether inputs and outputs of operations are written over later."""
+    plain_attention: bool = False
+    """Attention in plain products: torch's fused kernels cannot always be mapped."""
+    at_once: int = 64
+    reason: str = ""
+    """Why samples go one by one."""
+
+
+class Evaluator:
+    """A model and a loss of one sample."""
+
+    def __init__(self, model: nn.Module, loss: Loss, augment: Augment | None = None) -> None:
+        self.model, self.loss, self.augment = model, loss, augment
+        self.parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
+        if not self.parameters:
+            raise BadValue("private: no weight of the model is trained; set requires_grad on those that are.")
+        refuse_mixing(model)
+        self.shapes = {n: p.shape for n, p in self.parameters.items()}
+        names = {id(t): n for n, t in (*model.named_parameters(), *model.named_buffers())}
+        self.places = {
+            f"{place}.{name}" if place else name: names[id(tensor)]
+            for place, part in model.named_modules()
+            for name, tensor in (
+                *part.named_parameters(recurse=False, remove_duplicate=False),
+                *part.named_buffers(recurse=False, remove_duplicate=False),
+            )
+        }
+        """Every place where a parameter or buffer stands, also a second one of the same: tied weights stay tied."""
+
+    def plan(self, inputs: Any, targets: Any, most: int) -> Plan:
+        """Find out, on zeros, how the model is run; `most` samples at once."""
+        x, y = tree_map(lambda v: v.new_zeros((2, *v.shape[1:])), (inputs, targets))
+        plan = Plan()
+        for _ in range(3 + len(self.parameters)):
+            try:
+                uses, unknown, losses, roots = self._mapped(x, y, plan)
+                torch.autograd.grad(losses.sum(), [*(u.out for u in uses), *roots.values()], allow_unused=True)
+            except QbiError:
+                raise
+            except Exception as problem:
+                if not plan.copies and "modified by an inplace" in str(problem):
+                    plan = replace(plan, copies=True)
+                elif not plan.plain_attention:
+                    plan = replace(plan, plain_attention=True)
+                else:
+                    return Plan(
+                        mapped=False, at_once=max(1, most), reason=f"{type(problem).__name__}: {first_line(problem)}"
+                    )
+                continue
+            if unknown:
+                plan = replace(plan, whole=plan.whole | unknown)
+            elif not plan.copies and not all(u.is_intact() for u in uses):
+                plan = replace(plan, copies=True)
+            else:
+                break
+        each = formed_values(uses, {n: self.shapes[n] for n in plan.whole}, self.shapes)
+        limit = max(1, min(most, MOST_FORMED // max(1, each)))
+        return replace(plan, at_once=-(-most // -(-most // limit)))  # even parts
+
+    def add(
+        self, sums: Mapping[str, Tensor], inputs: Any, targets: Any, used: Tensor, clip: float, plan: Plan
+    ) -> tuple[Seen, Tensor]:
+        """Add the clipped gradients of the samples that are `used` to the sums; what was seen of each sample, and its loss."""
+        if not plan.mapped:
+            return self._add_one_by_one(sums, inputs, targets, used, clip)
+        uses, unknown, losses, roots = self._mapped(inputs, targets, plan)
+        if unknown or not all(use.is_intact() for use in uses):
+            raise BadValue(
+                "private: the model ran otherwise than on zeros of the same shape; it must not choose its operations by its data."
+            )
+        names = sorted(plan.whole)
+        wanted = [*(use.out for use in uses), *(roots[n] for n in names)]
+        gradients = torch.autograd.grad(losses.sum(), wanted, materialize_grads=True)
+        with exact_arithmetic(used.device):
+            parts = [returned(use, back) for use, back in zip(uses, gradients, strict=False)]
+            whole = dict(zip(names, gradients[len(uses) :], strict=True))
+            return add_clipped(sums, parts, whole, clip, used), losses.detach()
+
+    def _mapped(self, inputs: Any, targets: Any, plan: Plan) -> tuple[list[Use], set[str], Tensor, dict[str, Tensor]]:
+        """Losses of all samples, what the capture saw, and the copies of parameters without a rule, one for each sample."""
+        samples = len(tree_leaves(inputs)[0])
+        device = next(iter(self.parameters.values())).device
+        values = self._values()
+        roots = {n: values.pop(n).expand(samples, *self.shapes[n]).requires_grad_() for n in plan.whole}
+        tracked = {id(values[n]): n for n in self.parameters if n in values}
+        anchor = torch.zeros((), device=device, requires_grad=True)
+        seen: list[Capture] = []
+
+        def one(each: Tensor, own: Mapping[str, Tensor], x: Any, y: Any) -> Tensor:
+            with Capture(tracked, anchor, each, copies=plan.copies) as capture:
+                seen.append(capture)
+                value = self._loss({**values, **own}, x, y)
+            return value + each.to(value.dtype)
+
+        attention = sdpa_kernel(SDPBackend.MATH) if plan.plain_attention else contextlib.nullcontext()
+        with _quietly(), attention:
+            losses = vmap(one, randomness="different")(torch.zeros(samples, device=device), roots, inputs, targets)
+        return seen[0].uses, seen[0].unknown, losses, roots
+
+    def _add_one_by_one(
+        self, sums: Mapping[str, Tensor], inputs: Any, targets: Any, used: Tensor, clip: float
+    ) -> tuple[Seen, Tensor]:
+        norms, losses = (
+            torch.zeros(len(used), dtype=torch.float64, device=used.device),
+            torch.zeros(len(used), device=used.device),
+        )
+        fine = torch.ones_like(used)
+        for number in used.nonzero()[:, 0].tolist():
+            x, y = tree_map(lambda v, number=number: v[number], (inputs, targets))
+            values = self._values()
+            own = {n: values[n].requires_grad_() for n in self.parameters}
+            with torch.enable_grad(), _quietly():
+                value = self._loss(values, x, y)
+            gradients = torch.autograd.grad(value, list(own.values()), materialize_grads=True)
+            with exact_arithmetic(used.device):
+                whole = {n: g[None] for n, g in zip(own, gradients, strict=True)}
+                seen = add_clipped(sums, [], whole, clip, used.new_ones(1))
+            norms[number], fine[number], losses[number] = seen.norms[0], seen.fine[0], value.detach().float()
+        return Seen(norms, fine), losses
+
+    def _values(self) -> dict[str, Tensor]:
+        """Parameters and copies of the buffers, by name: a forward pass cannot change a buffer of the model."""
+        values = {n: p.detach() for n, p in self.model.named_parameters()}
+        return values | {n: b.detach().clone() for n, b in self.model.named_buffers()}
+
+    def _loss(self, values: Mapping[str, Tensor], x: Any, y: Any) -> Tensor:
+        """The loss of one sample, as a batch of one."""
+        everywhere = {place: values[name] for place, name in self.places.items()}
+        x, y = tree_map(lambda v: v[None], (x, y))
+        if self.augment is not None:
+            x, y = self.augment(x, y)
+        args, named = ((), x) if isinstance(x, dict) else (tuple(x) if isinstance(x, tuple | list) else (x,), {})
+        value = self.loss(functional_call(self.model, everywhere, args, named, tie_weights=False), y)
+        if not isinstance(value, Tensor) or value.numel() != 1:
+            shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+            raise BadValue(
+                f"private: the loss of one sample is {shape}; it must be one number, such as a mean over the sample's own parts."
+            )
+        return value.reshape(())
+
+
+def refuse_mixing(model: nn.Module) -> None:
+    """Batch statistics join samples, and their buffers leave without noise."""
+    for name, part in model.named_modules():
+        statistics = isinstance(part, nn.modules.batchnorm._BatchNorm) or (
+            isinstance(part, nn.modules.instancenorm._InstanceNorm) and part.track_running_stats
+        )
+        if statistics and part.training:
+            raise BadValue(
+                f"private: “{name}” ({type(part).__name__}) is in training mode: it joins the samples of a batch, and its statistics would leave "
+                "without noise. Use GroupNorm (qbi.with_group_norm(model) converts a model), or put it into eval()."
+            )
+
+
+def with_group_norm(model: nn.Module) -> nn.Module:
+    """A copy in which Opacus' fixer has put what keeps samples apart in the place of what mixes them."""
+    from opacus.validators import ModuleValidator
+
+    fixed: nn.Module = ModuleValidator.fix(model)
+    return fixed
+
+
+@contextlib.contextmanager
+def exact_arithmetic(device: torch.device) -> Iterator[None]:
+    """Full float32 products: no TF32, no bfloat16 inside, no autocast, no graph."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        with torch.no_grad(), torch.autocast(device.type, enabled=False):
+            yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+@contextlib.contextmanager
+def _quietly() -> Iterator[None]:
+    """Plain operations only: attention's fast path would hide its parameters; slow batching rules are no news to the user."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="There is a performance drop")
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)

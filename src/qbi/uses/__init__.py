@@ -1,0 +1,6 @@
+"""Uses of parameters: a gradient is a sum, over the operations a parameter takes part in, of input ⊗ backprop."""
+
+from qbi.uses.capture import Capture, Use
+from qbi.uses.operations import OPERATIONS, operation
+
+__all__ = ["OPERATIONS", "Capture", "Use", "operation"]

@@ -1,0 +1,222 @@
+"""The operations whose gradients are known, by the torch function that is called. A new one is one function and one line.
+
+    @operation(torch.nn.functional.linear)
+    def linear(capture, input, weight, bias=None): ...
+
+Each runs the operation and tells the capture what went in and what came out. `NotImplemented` leaves its parameters unknown.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from qbi.errors import BadValue
+from qbi.uses.capture import Capture
+from qbi.uses.kinds import Convolution, LookUp, Pairs, ScaleAndShift, padding_of, several
+
+Handler = Callable[..., Any]
+OPERATIONS: dict[Callable[..., Any], Handler] = {}
+
+
+def operation(*functions: Callable[..., Any]) -> Callable[[Handler], Handler]:
+    """Register a handler for torch functions."""
+
+    def register(handler: Handler) -> Handler:
+        OPERATIONS.update(dict.fromkeys(functions, handler))
+        return handler
+
+    return register
+
+
+@operation(F.linear)
+def linear(capture: Capture, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
+    """x·Wᵀ + b."""
+    out = F.linear(input, weight, bias)
+    return capture.use(Pairs(tuple(weight.shape)), input, out, weight, bias)
+
+
+@operation(torch.addmm, Tensor.addmm)
+def addmm(capture: Capture, bias: Tensor, input: Tensor, weight: Tensor, **options: Any) -> Any:
+    """b + x·W, as GPT-2 writes its linear layers."""
+    if options or bias.dim() != 1 or input.dim() != 2:
+        return NotImplemented
+    out = torch.addmm(bias, input, weight)
+    return capture.use(Pairs(tuple(weight.shape), transposed=True), input, out, weight, bias)
+
+
+@operation(torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.mm, Tensor.mm)
+def matmul(capture: Capture, input: Tensor, other: Tensor) -> Any:
+    """x·W."""
+    if capture.name_of(other) is None or other.dim() != 2 or input.dim() < 2:
+        return NotImplemented
+    return capture.use(Pairs(tuple(other.shape), transposed=True), input, torch.matmul(input, other), other, None)
+
+
+def _convolution(function: Callable[..., Tensor], sides: int) -> None:
+    @operation(function)
+    def convolution(
+        capture: Capture,
+        input: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        stride: Any = 1,
+        padding: Any = 0,
+        dilation: Any = 1,
+        groups: int = 1,
+    ) -> Any:
+        out = function(input, weight, bias, stride, padding, dilation, groups)
+        spread = several(dilation, sides)
+        around = padding_of(padding, tuple(weight.shape[2:]), spread)
+        kind = Convolution(tuple(weight.shape), several(stride, sides), around, spread, groups)
+        return capture.use(kind, input, out, weight, bias)
+
+
+for _function, _sides in ((F.conv1d, 1), (F.conv2d, 2), (F.conv3d, 3)):
+    _convolution(_function, _sides)
+
+
+@operation(F.embedding, torch.embedding)
+def embedding(
+    capture: Capture,
+    input: Tensor,
+    weight: Tensor,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Any:
+    """Rows of a table."""
+    if input.is_floating_point():  # `torch.embedding` has the table first
+        return NotImplemented
+    if max_norm is not None:
+        raise BadValue(
+            f"private: the embedding “{capture.name_of(weight)}” has max_norm={max_norm:g}, which rescales the rows of the tokens it "
+            "meets, in place: the tokens would leave with the weights. Build it without max_norm."
+        )
+    out = F.embedding(input, weight, padding_idx, None, norm_type, False, False)
+    if padding_idx is not None and padding_idx < 0:
+        padding_idx += weight.shape[0]
+    return capture.use(LookUp(tuple(weight.shape), padding_idx, scale_grad_by_freq), input, out, weight, None)
+
+
+@operation(F.layer_norm)
+def layer_norm(
+    capture: Capture,
+    input: Tensor,
+    normalized_shape: Any,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Any:
+    """Normalise, then scale and shift."""
+    shape = tuple(normalized_shape)
+    return _affine(capture, F.layer_norm(input, shape, eps=eps), weight, bias, tuple(range(-len(shape), 0)))
+
+
+@operation(F.rms_norm)
+def rms_norm(
+    capture: Capture, input: Tensor, normalized_shape: Any, weight: Tensor | None = None, eps: float | None = None
+) -> Any:
+    """Divide by the root mean square, then scale."""
+    shape = tuple(normalized_shape)
+    return _affine(capture, F.rms_norm(input, shape, eps=eps), weight, None, tuple(range(-len(shape), 0)))
+
+
+@operation(F.group_norm)
+def group_norm(
+    capture: Capture,
+    input: Tensor,
+    num_groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Any:
+    """Normalise groups of channels, then scale and shift each channel."""
+    return _affine(capture, F.group_norm(input, num_groups, eps=eps), weight, bias, (1 - input.dim(),))
+
+
+def _affine(
+    capture: Capture, normal: Tensor, weight: Tensor | None, bias: Tensor | None, axes: tuple[int, ...]
+) -> Tensor:
+    tail = [1] * (-axes[-1] - 1)
+    out = normal
+    given = [v for v in (weight, bias) if v is not None]
+    if weight is not None:
+        out = out * weight.reshape(*weight.shape, *tail)
+    if bias is not None:
+        out = out + bias.reshape(*bias.shape, *tail)
+    return capture.use(ScaleAndShift(tuple(given[0].shape), axes), normal, out, weight, bias)
+
+
+@operation(F.multi_head_attention_forward)
+def attention(
+    capture: Capture,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    embed_dim_to_check: int,
+    num_heads: int,
+    in_proj_weight: Tensor | None,
+    in_proj_bias: Tensor | None,
+    bias_k: Tensor | None,
+    bias_v: Tensor | None,
+    add_zero_attn: bool,
+    dropout_p: float,
+    out_proj_weight: Tensor,
+    out_proj_bias: Tensor | None,
+    training: bool = True,
+    key_padding_mask: Tensor | None = None,
+    need_weights: bool = True,
+    attn_mask: Tensor | None = None,
+    use_separate_proj_weight: bool = False,
+    q_proj_weight: Tensor | None = None,
+    k_proj_weight: Tensor | None = None,
+    v_proj_weight: Tensor | None = None,
+    static_k: Tensor | None = None,
+    static_v: Tensor | None = None,
+    average_attn_weights: bool = True,
+    is_causal: bool = False,
+) -> Any:
+    """Self-attention with packed projections, in torch's terms: time comes first."""
+    unusual = (bias_k, bias_v, q_proj_weight, k_proj_weight, v_proj_weight, static_k, static_v)
+    plain = not add_zero_attn and all(v is None for v in unusual)
+    if query is not key or key is not value or query.dim() != 3 or in_proj_weight is None or need_weights or not plain:
+        return NotImplemented
+    length, batch, width = query.shape
+    packed = F.linear(query, in_proj_weight, in_proj_bias)
+    packed = capture.use(Pairs(tuple(in_proj_weight.shape)), query, packed, in_proj_weight, in_proj_bias)
+    heads = packed.unflatten(-1, (3, num_heads, -1)).permute(2, 1, 3, 0, 4)  # 3, batch, heads, time, width
+    mask = _mask(attn_mask, key_padding_mask, is_causal, batch, num_heads, length, packed)
+    mixed = F.scaled_dot_product_attention(heads[0], heads[1], heads[2], mask, dropout_p if training else 0.0)
+    joined = mixed.permute(2, 0, 1, 3).reshape(length, batch, width)
+    out = F.linear(joined, out_proj_weight, out_proj_bias)
+    return capture.use(Pairs(tuple(out_proj_weight.shape)), joined, out, out_proj_weight, out_proj_bias), None
+
+
+def _mask(
+    attn_mask: Tensor | None,
+    padding: Tensor | None,
+    is_causal: bool,
+    batch: int,
+    heads: int,
+    length: int,
+    like: Tensor,
+) -> Tensor | None:
+    """What is added to the scores: both masks, as torch joins them."""
+    if attn_mask is None and is_causal:
+        attn_mask = torch.ones(length, length, dtype=torch.bool, device=like.device).triu(1)
+    parts = []
+    for mask, shape in (
+        (attn_mask, (-1, heads if attn_mask is not None and attn_mask.dim() == 3 else 1, length, length)),
+        (padding, (batch, 1, 1, length)),
+    ):
+        if mask is None:
+            continue
+        if mask.dtype == torch.bool:
+            mask = torch.zeros_like(mask, dtype=like.dtype).masked_fill(mask, float("-inf"))
+        parts.append(mask.to(like.dtype).reshape(shape))
+    return None if not parts else parts[0] if len(parts) == 1 else parts[0] + parts[1]

@@ -1,0 +1,221 @@
+"""What may leave a client: released states and numbers that the owner named, in whatever words; nothing else."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from qbi.errors import BadValue, QbiError
+from qbi.private import Boundary, BudgetSpent, Ledger, NotReleased, Private
+from qbi.private.boundary import THREE_LINES, current, inside, read_names
+from qbi.private.goal import Budget
+from qbi.private.keystream import repeated_keys
+from qbi.private.site import Reply, SiteSettings, guarded_round
+from qbi.private.update import ReleasedUpdate
+
+X, Y = torch.randn(16, 6, generator=torch.Generator().manual_seed(0)), torch.arange(16) % 3
+
+
+def make(seed=0):
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+    model.register_buffer("count", torch.zeros((), dtype=torch.long))
+    return model
+
+
+SENT = {n: v.clone() for n, v in make().state_dict().items()}
+
+
+def trained(model, steps=2, **settings):
+    private = Private(model, F.cross_entropy, bits=10, batch_size=16, **settings)
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(steps):
+        private.step(optimiser, X, Y)
+    return private
+
+
+def test_what_a_private_training_released_may_leave():
+    with inside(Boundary(SENT)) as boundary:
+        private = trained(make(), average=0.9)
+        state = private.state_dict()
+        boundary.check_arrays(state)
+        boundary.check_arrays(private.state_dict(averaged=True))
+        boundary.check_arrays({n: p.grad for n, p in private.model.named_parameters()})
+        floats = [n for n in state if state[n].is_floating_point()]
+        difference = {n: state[n] - SENT[n] if n in floats else SENT[n] for n in state}
+        boundary.check_arrays(difference)
+        boundary.check_arrays({n: SENT[n] - state[n] if n in floats else SENT[n] for n in state})
+        boundary.check_arrays(SENT)
+        boundary.check_arrays({str(i): v for i, v in enumerate(state.values())})
+    assert current() is None
+
+
+def changed(state, name="0.weight"):
+    out = {n: v.clone() for n, v in state.items()}
+    out[name].view(-1)[0] = out[name].view(-1)[0].nextafter(torch.tensor(9.0))
+    return out
+
+
+CHANGES = {
+    "one bit": changed,
+    "a buffer": lambda s: {**s, "count": s["count"] + 1},
+    "one array less": lambda s: {n: v for n, v in s.items() if n != "0.bias"},
+    "one array more": lambda s: {**s, "more": torch.zeros(3)},
+    "another name": lambda s: {n.replace("0.", "9."): v for n, v in s.items()},
+    "NaN": lambda s: {**s, "0.bias": s["0.bias"] * math.nan},
+    "another precision": lambda s: {n: v.double() if v.is_floating_point() else v for n, v in s.items()},
+    "two arrays swapped": lambda s: {**s, "0.weight": s["0.weight"].flip(0)},
+    "half old, half new": lambda s: {**s, "0.weight": s["0.weight"] + 0 * s["0.weight"] + 1e-9},
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_anything_else_may_not(name):
+    with inside(Boundary(SENT)) as boundary:
+        state = trained(make()).state_dict()
+        with pytest.raises(NotReleased):
+            boundary.check_arrays(CHANGES[name](state))
+
+
+def test_plain_training_is_told_the_three_lines():
+    with inside(Boundary(SENT)) as boundary:
+        model = make()
+        F.cross_entropy(model(X), Y).backward()
+        torch.optim.SGD(model.parameters(), lr=0.1).step()
+        with pytest.raises(NotReleased) as refused:
+            boundary.check_arrays(model.state_dict())
+    assert THREE_LINES in str(refused.value)
+
+
+def test_earlier_states_may_not_leave():
+    """Which one to send could be chosen by the data."""
+    with inside(Boundary(SENT)) as boundary:
+        private = trained(make(), steps=1)
+        early = private.state_dict()
+        private.step(torch.optim.SGD(private.model.parameters(), lr=0.1), X, Y)
+        with pytest.raises(NotReleased):
+            boundary.check_arrays(early)
+
+
+def test_a_private_training_begins_with_what_was_sent():
+    with inside(Boundary(SENT)):
+        with pytest.raises(NotReleased, match="not what the server sent"):
+            Private(make(1))
+        model = make()
+        F.cross_entropy(model(X), Y).backward()
+        torch.optim.SGD(model.parameters(), lr=0.1).step()
+        with pytest.raises(NotReleased):
+            Private(model)
+        first = trained(make())
+        Private(first.model)  # from what was released
+
+
+def test_numbers_leave_if_the_owner_named_them_and_are_charged():
+    boundary = Boundary(SENT, read_names("accuracy:7 loss:8:10 raw num-examples=5"), limit=100)
+    out = boundary.check_numbers(
+        {"accuracy": 0.123456, "loss": 123.0, "num-examples": 731, "correct": 17, "names": "Mr Smith", "raw": 0.1}
+    )
+    assert out == {"accuracy": round(0.123456 * 127) / 127, "loss": 10.0, "num-examples": 5, "raw": 0.1}
+    assert boundary.spent == 7 + 8 + 64
+    with pytest.raises(BudgetSpent):
+        boundary.check_numbers({"raw": [0.1, 0.2]})
+
+
+@pytest.mark.parametrize("text", ["a:b", "a:0", "a:40", "a=x", "a:3:-1"])
+def test_rules_for_numbers_that_make_no_sense(text):
+    with pytest.raises(BadValue, match="metrics"):
+        read_names(text)
+
+
+def test_numbers_of_bits_have_so_many_values():
+    rule = read_names("accuracy:3")["accuracy"]
+    values = {rule.let_out(v)[0] for v in (*torch.linspace(-1, 2, 1000).tolist(), math.nan, math.inf)}
+    assert len(values) == 8
+
+
+def plain_training(seed=0):
+    model = make(seed)
+    optimiser = torch.optim.SGD(model.parameters(), lr=1.0)
+    for _ in range(3):
+        optimiser.zero_grad()
+        F.cross_entropy(model(X), Y).backward()
+        optimiser.step()
+    with torch.no_grad():
+        model.count += 3
+    return model.state_dict()
+
+
+def test_an_update_is_clipped_and_noisy_on_the_grid():
+    """σ·C on every value, the direction of the update, counters as sent."""
+    budget = Budget.for_goal(bits=72, clip=0.5)
+    returned = plain_training()
+    released = ReleasedUpdate(budget, keys=repeated_keys(0)).release(SENT, returned)
+    moved = torch.cat([(released[n] - SENT[n]).flatten() for n in SENT if SENT[n].is_floating_point()])
+    true = torch.cat([(returned[n] - SENT[n]).flatten() for n in SENT if SENT[n].is_floating_point()])
+    noise = moved - true * (0.5 / true.norm())
+    assert float(true.norm()) > 0.5
+    assert float(noise.std()) == pytest.approx(0.05, rel=0.25)
+    assert int(released["count"]) == 0
+
+
+def test_an_update_moves_no_further_than_its_sensitivity():
+    """Whatever the training returned, two updates under one key differ by two clips at most; NaN counts as nothing."""
+    budget = Budget.for_goal(bits=72, clip=0.5)
+
+    def leaves(state):
+        out = ReleasedUpdate(budget, keys=repeated_keys(0)).release(SENT, state)
+        return torch.cat([out[n].double().flatten() for n in SENT if SENT[n].is_floating_point()])
+
+    huge = {n: v * 1e30 if v.is_floating_point() else v for n, v in plain_training().items()}
+    wrong = {n: v * math.nan if v.is_floating_point() else v for n, v in plain_training().items()}
+    states = [SENT, plain_training(), huge, wrong]
+    for a in states:
+        for b in states:
+            assert float((leaves(a) - leaves(b)).norm()) <= 2 * 0.5 * 1.002
+    assert torch.equal(leaves(wrong), leaves(SENT))
+
+
+@pytest.mark.parametrize("wrong", ["one array less", "one array more", "another name"])
+def test_an_update_of_another_form_is_refused(wrong):
+    with pytest.raises(NotReleased):
+        ReleasedUpdate(Budget.for_goal()).release(SENT, CHANGES[wrong](plain_training()))
+
+
+def test_a_round_is_charged_to_the_ledger_once_for_each_update(tmp_path):
+    settings = SiteSettings(policy="update", bits=100, total=250, ledger=str(tmp_path / "l"), inspect="off")
+    reply = lambda: Reply({"arrays": plain_training()}, {"metrics": {"loss": 1.0, "num-examples": 16}})  # noqa: E731
+    for _ in range(2):
+        passed = guarded_round(settings, SENT, reply, trains=True)
+        assert passed.reply.numbers == {"metrics": {"num-examples": 1}}
+    with pytest.raises(BudgetSpent):
+        guarded_round(settings, SENT, reply, trains=True)
+    assert sum(e.bits for e in Ledger(tmp_path / "l").entries()) == pytest.approx(200)
+
+
+@pytest.mark.parametrize("trains", [True, False])
+def test_outside_of_training_no_update_is_released(trains):
+    settings = SiteSettings(policy="update", inspect="off")
+    work = lambda: Reply({"arrays": plain_training()}, {})  # noqa: E731
+    if trains:
+        assert guarded_round(settings, SENT, work, trains=True).bits == pytest.approx(72)
+    else:
+        with pytest.raises(NotReleased):
+            guarded_round(settings, SENT, work, trains=False)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"qbi-policy": "budget"}, "qbi.Private"),
+        ({"qbi-policy": "auto"}, "defended_step"),
+        ({"qbi-bits": "many"}, "no number"),
+        ({"qbi-inspect": "maybe"}, "refuse, warn, off"),
+        ({"qbi-polcy": "update"}, "no such setting"),
+        ({"qbi-metrics": "a:99"}, "bits go from"),
+    ],
+)
+def test_settings_that_make_no_sense(settings, words):
+    with pytest.raises(QbiError, match=words):
+        SiteSettings.of(settings)

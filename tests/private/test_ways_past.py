@@ -1,0 +1,324 @@
+"""Every way past the guards before this one, tried against the step that is ours; and what they refused though it was harmless."""
+
+import math
+
+import fuzz
+import pytest
+import torch
+from fuzz import B, Case, Of, influence
+from torch import nn
+from torch.nn import functional as F
+from torch.nn.utils.rnn import pack_padded_sequence
+
+from qbi.errors import BadValue
+from qbi.private import Private
+
+X = torch.randn(B, 12, generator=torch.Generator().manual_seed(1))
+OTHER = torch.randn(B, 12, generator=torch.Generator().manual_seed(2))
+Y = torch.arange(B) % 3
+TOKENS = torch.randint(1, 20, (B, 6), generator=torch.Generator().manual_seed(3))
+
+
+def case(model, loss=F.cross_entropy, x=X, other=OTHER, y=Y, clip=0.01):
+    return Case(0, "by hand", model, loss, x, other, y, clip, 0.1, 2)
+
+
+def two_layers():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(12, 30), nn.ReLU(), nn.Linear(30, 3))
+
+
+def mixing(run):
+    torch.manual_seed(0)
+    return Of(run, a=nn.Linear(12, 30), h=nn.Linear(30, 3))
+
+
+def padded(tokens):
+    """Sentences of many lengths in one batch: the others' mean depends on each one's length, if it is taken over the batch."""
+    return torch.stack([torch.where(torch.arange(6) <= i, t, -100) for i, t in enumerate(tokens)])
+
+
+WEIGHTS = torch.tensor([1e-6, 1.0, 50.0])
+MIXERS = {
+    "centred over the batch": lambda m, x: (out := m.h(m.a(x).relu())) - out.mean(0) * 0.999,
+    "functional batch norm": lambda m, x: m.h(
+        F.batch_norm(m.a(x).repeat(2, 1) + torch.arange(2)[:, None], None, None, training=True)[:1]
+    ),
+    "softmax over the batch": lambda m, x: m.h(m.a(x).softmax(0)),
+    "rolled": lambda m, x: m.h(m.a(x).relu() + 1e3 * m.a(x).roll(1, 0)),
+    "mixed at random": lambda m, x: m.h(m.a(x[torch.randperm(len(x))]).relu()),
+    "the largest of the batch": lambda m, x: m.h(m.a(x / x.abs().max()).relu()),
+    "all pairs": lambda m, x: m.h((m.a(x) @ m.a(x).T) @ m.a(x)),
+    "forward called by itself": lambda m, x: m.h.forward(m.a.forward(x).relu()),
+}
+
+
+@pytest.mark.parametrize("name", MIXERS)
+def test_a_model_that_mixes_a_batch_has_no_batch_to_mix(name):
+    found = influence(case(mixing(MIXERS[name])))
+    assert max(found.removed, found.replaced) <= 1.0
+
+
+LOSSES = {
+    "token means": (
+        lambda: Of(lambda m, t: m.h(m.e(t.clamp_min(0))), e=nn.Embedding(20, 8), h=nn.Linear(8, 20)),
+        lambda out, y: F.cross_entropy(out.flatten(0, 1), y.flatten(), ignore_index=-100),
+        (TOKENS, TOKENS.flip(0), padded(TOKENS)),
+    ),
+    "class weights": (two_layers, lambda out, y: F.cross_entropy(out, y, weight=WEIGHTS), (X, OTHER, Y)),
+    "contrastive": (two_layers, lambda out, _y: -(out @ out.T).log_softmax(1).diag().mean(), (X, OTHER, Y)),
+    "sum of all": (two_layers, lambda out, y: F.cross_entropy(out, y, reduction="sum") * 1e6, (X, OTHER, Y)),
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_loss_over_the_batch_is_a_sample_s_own(name):
+    make, loss, (x, other, y) = LOSSES[name]
+    torch.manual_seed(0)
+    found = influence(case(make(), loss, x, other, y))
+    assert max(found.removed, found.replaced) <= 1.0
+    assert (max(found.removed, found.replaced) > 0) == (name != "contrastive")  # which is nothing for one sample alone
+
+
+@pytest.mark.parametrize("value", [1e25, -3e38, math.nan, math.inf])
+@pytest.mark.parametrize("mode", ["circular", "reflect", "zeros"])
+def test_outliers_move_nothing_further(value, mode):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv1d(1, 4, 3, padding=1, padding_mode=mode), nn.ReLU(), nn.Flatten(), nn.Linear(48, 3))
+    x = X[:, None].clone()
+    x[2] = value
+    found = influence(case(model, x=x, other=OTHER[:, None]))
+    assert max(found.removed, found.replaced) <= 1.0
+
+
+def test_a_hook_that_joins_gradients_sees_one_sample():
+    model = two_layers()
+    model[0].register_full_backward_hook(
+        lambda _m, given, _out: tuple(None if g is None else g / g.norm() for g in given)
+    )
+    model[2].register_forward_hook(lambda _m, _i, out: out.register_hook(lambda g: g * g.abs().sum() * 1e9) and None)
+    found = influence(case(model))
+    assert max(found.removed, found.replaced) <= 1.0
+
+
+class Joins(torch.autograd.Function):
+    """A backward pass of somebody's own that joins what comes back."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, g):
+        return g.sum(0, keepdim=True).expand_as(g) * 100
+
+
+def test_a_backward_pass_of_somebody_s_own_sees_one_sample():
+    found = influence(case(mixing(lambda m, x: m.h(Joins.apply(m.a(x))))))
+    assert 0.5 < max(found.removed, found.replaced) <= 1.0
+
+
+def private_of(model, **settings):
+    return Private(model, F.cross_entropy, batch_size=B, **settings), torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+class Raises(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x):
+        return x.clone()
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, g):
+        if bool(FAIL):
+            raise KeyError("the client's own")
+        return g
+
+
+FAIL: list[int] = []
+
+
+def test_an_error_inside_leaves_no_raw_gradient_and_no_moved_weight():
+    model = mixing(lambda m, x: m.h(Raises.apply(m.a(x))))
+    private, optimiser = private_of(model)
+    private.step(optimiser, X, Y)
+    before = {n: p.detach().clone() for n, p in model.named_parameters()}
+    gradients = {n: p.grad.clone() for n, p in model.named_parameters()}
+    FAIL.append(1)
+    try:
+        with pytest.raises(KeyError):
+            private.step(optimiser, X, Y)
+    finally:
+        FAIL.clear()
+    for name, p in model.named_parameters():
+        assert torch.equal(p, before[name])
+        assert p.grad is None or torch.equal(p.grad, gradients[name])
+
+
+def test_an_optimiser_that_fails_leaves_the_last_release():
+    model = two_layers()
+    private, optimiser = private_of(model)
+    before = [p.detach().clone() for p in model.parameters()]
+
+    def fails(*_):
+        with torch.no_grad():
+            model[0].weight += 1
+        raise RuntimeError("disk full")
+
+    optimiser.register_step_post_hook(fails)
+    with pytest.raises(RuntimeError):
+        private.step(optimiser, X, Y)
+    for p, q in zip(model.parameters(), before, strict=True):
+        assert torch.equal(p, q)
+        assert p.grad is None
+
+
+def test_raw_gradients_of_somebody_s_own_pass_go_nowhere():
+    model = two_layers()
+    private, optimiser = private_of(model, bits=1e-9)  # noise of 27,000 clips
+    F.cross_entropy(model(X), Y).backward()
+    raw = model[0].weight.grad.clone()
+    private.step(optimiser, X, Y)
+    # Had they been added, they would stand out in what is left after the noise of a second, equal step.
+    assert not torch.equal(model[0].weight.grad, raw)
+    assert float(model[0].weight.grad.std()) == pytest.approx(private.grid.spread * private.grid.step / B, rel=0.1)
+
+
+def test_weights_moved_by_hand_are_refused():
+    model = two_layers()
+    private, optimiser = private_of(model)
+    private.step(optimiser, X, Y)
+    with torch.no_grad():
+        model[0].weight[0] += X[0]
+    with pytest.raises(BadValue, match="changed outside"):
+        private.step(optimiser, X, Y)
+    with pytest.raises(BadValue, match=r"load_state_dict"):
+        private.add(X, Y)
+
+
+def test_weights_moved_behind_torch_s_back_are_put_back():
+    """Through `.data` and numpy no version counts up; what leaves is what was released all the same."""
+    model = two_layers()
+    private, optimiser = private_of(model)
+    private.step(optimiser, X, Y)
+    released = private.state_dict()
+    model[0].weight.data[0] += X[0] * 1e6
+    model[2].weight.detach().numpy()[:] += 1e6
+    assert torch.equal(private.state_dict()["0.weight"], released["0.weight"])
+    private.step(optimiser, X, Y)
+    assert float(private.state_dict()["0.weight"].abs().max()) < 1e3
+
+
+def test_a_forward_pass_cannot_move_weights_or_buffers():
+    def run(m, x):
+        m.a.weight.data.mul_(1.5)
+        m.seen.add_(1)
+        return m.h(m.a(x))
+
+    model = mixing(run)
+    model.register_buffer("seen", torch.zeros(()))
+    private, optimiser = private_of(model)
+    before = model.a.weight.detach().clone()
+    private.step(torch.optim.SGD(model.parameters(), lr=0.0), X, Y)
+    assert torch.equal(model.a.weight, before)
+    assert float(model.seen) == 0
+    assert float(private.state_dict()["seen"]) == 0
+    del optimiser
+
+
+def test_a_batch_is_for_one_step():
+    model = two_layers()
+    private = Private(model, bits=1, total=100)
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
+    for x, y in private.batches((X, Y), 2):
+        private.step(optimiser, x, y)
+        with pytest.raises(BadValue, match="one step"):
+            private.step(optimiser, x, y)
+        with pytest.raises(BadValue, match="augment"):
+            private.add(torch.cat([x, x]), torch.cat([y, y]))
+        break
+
+
+def test_a_second_head_that_is_not_called_gets_noise():
+    model = Of(lambda m, x: m.h(m.a(x)), a=nn.Linear(12, 30), h=nn.Linear(30, 3), other=nn.Linear(30, 300))
+    private, optimiser = private_of(model)
+    private.step(optimiser, X, Y)
+    assert float(model.other.weight.grad.std()) == pytest.approx(private.budget.noise / B, rel=0.1)
+
+
+HARMLESS = {
+    "equal tokens": (
+        lambda: Of(lambda m, t: m.h(m.e(t).mean(1)), e=nn.Embedding(20, 8), h=nn.Linear(8, 3)),
+        torch.full((B, 6), 7),
+    ),
+    "packed sequences": (
+        lambda: Of(
+            lambda m, t: m.h(m.r(pack_padded_sequence(m.e(t), [4] * len(t), batch_first=True))[1][0][-1]),
+            e=nn.Embedding(20, 8),
+            r=nn.LSTM(8, 5, batch_first=True),
+            h=nn.Linear(5, 3),
+        ),
+        TOKENS,
+    ),
+    "spectral norm": (
+        lambda: nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(12, 9)), nn.Linear(9, 3)).eval(),
+        X,
+    ),
+    "old weight norm": (lambda: nn.Sequential(nn.utils.weight_norm(nn.Linear(12, 9)), nn.Linear(9, 3)), X),
+    "recomputed": (
+        lambda: Of(
+            lambda m, x: m.h(torch.utils.checkpoint.checkpoint(m.a, x, use_reentrant=False)),
+            a=nn.Linear(12, 9),
+            h=nn.Linear(9, 3),
+        ),
+        X,
+    ),
+    "conv padding set later": (lambda: _set_later(), X[:, None]),
+}
+
+
+def _set_later():
+    conv = nn.Conv1d(1, 4, 3)
+    conv.padding = (1,)
+    return nn.Sequential(conv, nn.Flatten(), nn.Linear(48, 3))
+
+
+@pytest.mark.parametrize("name", HARMLESS)
+@pytest.mark.filterwarnings("ignore")
+def test_what_was_refused_though_harmless_trains(name):
+    make, x = HARMLESS[name]
+    torch.manual_seed(0)
+    model = make()
+    private = Private(model, bits=1e20, clip=1e3, total=math.inf, batch_size=B)
+    private.step(torch.optim.SGD(model.parameters(), lr=0.0), x, Y)
+    found = {n: p.grad.clone() for n, p in model.named_parameters()}
+    model.zero_grad()
+    sum(F.cross_entropy(model(x[i : i + 1]), Y[i : i + 1]) for i in range(B)).backward()
+    for n, p in model.named_parameters():
+        torch.testing.assert_close(found[n], p.grad / B, rtol=1e-3, atol=1e-5)
+
+
+def test_twenty_one_steps_without_telling_how_many_samples_there_are(tmp_path):
+    """A ledger's total stops a run; one that is large enough does not."""
+    model = two_layers()
+    private, optimiser = private_of(model, bits=10, ledger=str(tmp_path / "l"), total=300)
+    for _ in range(30):
+        private.step(optimiser, X, Y)
+    assert private.account.bits == pytest.approx(300)
+
+
+def test_the_grammar_has_every_kind_the_issue_names():
+    assert {m.__name__ for m in fuzz.GRAMMAR} >= {
+        "mlp",
+        "convolutions",
+        "recurrent",
+        "attention",
+        "text",
+        "adapters",
+        "own",
+    }
