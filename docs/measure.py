@@ -1,8 +1,7 @@
 """Measurements behind tables of the documents: each writes docs/data/NAME.json, and `make docs` puts it into the pages.
 
 python docs/measure.py best-case --data cifar-10-python.tar.gz
-python docs/measure.py policies --data cifar-10-python.tar.gz
-python docs/measure.py overhead
+python docs/measure.py learned --data cifar10
 python docs/measure.py detection --data cifar-10-python.tar.gz
 python docs/measure.py calibration --data cifar-10-python.tar.gz
 python docs/measure.py audit
@@ -14,9 +13,7 @@ What `qbi bench`, `compare` and `reproduce` write is kept beside them as it is, 
 """
 
 import argparse
-import copy
 import json
-import resource
 import statistics
 import subprocess
 import sys
@@ -35,16 +32,16 @@ from torch.nn import functional as F
 
 import qbi
 from qbi.attacks.best_case import BestCase
+from qbi.benchmarks.private import Quickstart, two_layers
 from qbi.carrier import flat
 from qbi.data.images import normalised, unit_pixels
 from qbi.data.open import open_images
-from qbi.defences import AmbientGuard
 from qbi.detection.parameters import BOUNDS
 from qbi.errors import QbiError
 from qbi.experiments.calibrate import HELD_OUT_SEEDS, Calibration, answers, in_sample
 from qbi.experiments.calibrate.judging import benign_models
 from qbi.experiments.calibrate.models import HELD_OUT_OPTIMISERS, held_out_architectures
-from qbi.experiments.frontier import Quickstart
+from qbi.experiments.learned import learn, name_candidates
 from qbi.experiments.reproduce.training import full_form
 from qbi.exposure import leakage, observe
 from qbi.files import to_json, write_atomically
@@ -83,104 +80,37 @@ def best_case(data: str) -> dict[str, Any]:
     return {"others": len(others), "held out": len(held_out), "guessed": guesses, "chance": chance, "rows": rows}
 
 
-def policies(data: str) -> dict[str, Any]:
-    """Flower's quickstart as shipped (rate 0.1, momentum 0.9, B = 32), 12 rounds of 5 clients, under every policy."""
-    images = open_images(data, size=32, count=6000, seed=0)
-    x, y = normalised(images, slice(None)), images.labels
-    out: dict[str, Any] = {}
-    for policy in ("none", "budget", "auto", "noise", "aggp", "drop"):
-        found: list[float | str] = []
-        for seed in range(3):
-            try:
-                found.append(round(100 * _federated(x, y, policy, seed), 1))
-            except QbiError as problem:
-                found.append(f"stopped: {str(problem).split('.')[0]}")
-        out[policy] = found
-    return {"policies": out}
+LEARNED = ((0.05, 1), (0.1, 1), (0.2, 1), (0.3, 1), (0.1, 16), (0.2, 16))
+"""Noise and participations for which a code is learned."""
+LEARNING = 240.0
+"""Seconds for each, all at once on one GPU."""
 
 
-def _federated(x: Tensor, y: Tensor, policy: str, seed: int) -> float:
-    torch.manual_seed(seed)
-    shared, order = Quickstart(), torch.randperm(len(x))
-    held_out, parts = order[:1000], order[1000:].chunk(5)
-    for _ in range(12):
-        states = []
-        for part in parts:
-            model = copy.deepcopy(shared)
-            optimiser = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-
-            def train(
-                model: nn.Module = model, part: Tensor = part, optimiser: torch.optim.Optimizer = optimiser
-            ) -> None:
-                for batch in part[torch.randperm(len(part))].split(32):
-                    optimiser.zero_grad()
-                    F.cross_entropy(model(x[batch]), y[batch]).backward()
-                    optimiser.step()
-
-            if policy == "none":
-                train()
-            else:
-                with AmbientGuard(policy):  # type: ignore[arg-type]
-                    train()
-            states.append(model.state_dict())
-        shared.load_state_dict({n: torch.stack([s[n] for s in states]).mean(0) for n in states[0]})
-    with torch.no_grad():
-        return float((shared(x[held_out]).argmax(1) == y[held_out]).double().mean())
+def learned(data: str) -> dict[str, Any]:
+    """Servers with a learned code, and with a list of candidates, on a GPU where there is one."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    images = open_images(data, size=32, count=60_000, seed=0)
+    with ProcessPoolExecutor(len(LEARNED), mp_context=get_context("spawn")) as pool:
+        pixels = unit_pixels(images, slice(None))
+        running = [pool.submit(_learn, pixels, device, *setting) for setting in LEARNED]
+        rows = [future.result() for future in running]
+    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(1))[:6102]
+    x, y = normalised(images, order).to(device), images.labels[order].to(device)
+    named = []
+    for name, make in (("two-layer", two_layers), ("quickstart", Quickstart)):
+        torch.manual_seed(0)
+        model = make().to(device)
+        for size, batches, bits in ((2, 8, 72.0), (32, 4, 72.0), (2, 8, 18.0), (32, 4, 18.0), (2, 8, 8.0), (32, 4, 8.0), (2, 8, 0.7)):
+            found = name_candidates(model, x, y, batch_size=size, batches=batches, bits=bits)
+            named.append({"network": name, **found.document()})
+    return {"public": len(images) - 2000, "held out": 2000, "rows": rows, "candidates": named}
 
 
-def overhead(_data: str) -> dict[str, Any]:
-    """Median seconds of a step, plain and under the budget, on two threads; and the largest memory of the process."""
-    torch.set_num_threads(2)
-    x, y = torch.randn(64, 3, 32, 32), torch.arange(64) % 10
-    models: dict[str, Callable[[], nn.Module]] = {
-        "two layers, 616,000 weights": lambda: nn.Sequential(
-            nn.Flatten(), nn.Linear(3072, 200), nn.ReLU(), nn.Linear(200, 10)
-        ),
-        "Flower's quickstart, 62,006 weights": Quickstart,
-        "CNN, 9.8 million weights": _cnn,
-    }
-    rows = []
-    for name, make in models.items():
-        model = make()
-        batch = 32 if "CNN" in name else 64
-        row: dict[str, Any] = {"model": name, "batch": batch}
-        for policy in ("plain", "budget"):
-            row[policy] = _timed(model, x[:batch], y[:batch], policy)
-            row[f"{policy} MiB"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
-        rows.append(row)
-    return {"rows": rows}
-
-
-def _cnn() -> nn.Module:
-    layers: list[nn.Module] = []
-    width = 3
-    for out in (64, 128, 256, 512):
-        for inputs in (width, out):
-            layers += [nn.Conv2d(inputs, out, 3, padding=1), nn.GroupNorm(8, out), nn.ReLU()]
-        layers.append(nn.MaxPool2d(2))
-        width = out
-    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(2048, 2500), nn.ReLU(), nn.Linear(2500, 10))
-
-
-def _timed(model: nn.Module, x: Tensor, y: Tensor, policy: str) -> float:
-    optimiser = torch.optim.SGD(model.parameters(), lr=0.01)
-    seconds = []
-
-    def step() -> None:
-        started = time.perf_counter()
-        optimiser.zero_grad()
-        F.cross_entropy(model(x), y).backward()
-        optimiser.step()
-        seconds.append(time.perf_counter() - started)
-
-    if policy == "plain":
-        for _ in range(8):
-            step()
-    else:
-        with AmbientGuard("budget"):
-            for _ in range(8):
-                step()
-    return statistics.median(seconds[3:])
+def _learn(pixels: Tensor, device: str, noise: float, rounds: int) -> dict[str, Any]:
+    order = torch.randperm(len(pixels), generator=torch.Generator().manual_seed(0))
+    x = pixels.to(device)
+    found = learn(x[order[2000:]], x[order[:2000]], noise, rounds, seconds=LEARNING)
+    return {**found.__dict__, "bits": found.bits}
 
 
 def detection(data: str) -> dict[str, Any]:
@@ -332,8 +262,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     known = {
         "best-case": best_case,
-        "policies": policies,
-        "overhead": overhead,
+        "learned": learned,
         "detection": detection,
         "calibration": calibration,
         "audit": audits,

@@ -290,3 +290,39 @@ def test_group_norm_takes_the_place_of_batch_norm():
     Private(model, batch_size=2).step(
         torch.optim.SGD(model.parameters(), lr=0.1), torch.randn(2, 3, 8, 8), torch.tensor([0, 1])
     )
+
+
+def test_epsilon_counts_on_sampling_only_where_batches_were_sampled():
+    from opacus.accountants import RDPAccountant
+
+    model = small()
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
+    found = {}
+    for sampling in ("passes", "poisson"):
+        private = Private(model, bits=0.72, total=1e6)
+        for x, y in private.batches((X, Y), 4, epochs=2, sampling=sampling):
+            private.step(optimiser, x, y)
+        found[sampling] = private.epsilon(1e-5)
+        private.load_state_dict(small().state_dict())
+    accountant = RDPAccountant()
+    accountant.history = [(private.budget.noise, 0.1, 20)]
+    assert found["poisson"] == pytest.approx(accountant.get_epsilon(1e-5), rel=1e-3)
+    assert found["passes"] > found["poisson"]
+
+
+def test_a_goal_in_epsilon_may_count_on_poisson_sampling():
+    alone = Private(small(), epsilon=2.0, participations=2)
+    sampled = Private(small(), epsilon=2.0, sampled=(0.1, 20))
+    assert sampled.budget.noise < alone.budget.noise
+    for x, y in sampled.batches((X, Y), 4, epochs=2, sampling="poisson"):
+        sampled.step(torch.optim.SGD(sampled.model.parameters(), lr=0.1), x, y)
+    assert sampled.epsilon() == pytest.approx(2.0, rel=1e-2)
+
+
+def test_chances_under_poisson_sampling_lie_between_none_and_all():
+    from qbi.theory.guarantees import poisson_reconstruction, reconstruction
+
+    assert poisson_reconstruction(0.01, 0.5, 1.0, 5) == pytest.approx(reconstruction(0.01, 0.5, 5))
+    assert 0.01 < poisson_reconstruction(0.01, 0.5, 0.1, 5) < reconstruction(0.01, 0.5, 5)
+    one = 0.9 * 0.01 + 0.1 * reconstruction(0.01, 0.5, 1)
+    assert poisson_reconstruction(0.01, 0.5, 0.1, 1) == pytest.approx(one)

@@ -24,6 +24,7 @@ class PrivateCost:
     seconds: dict[str, float]
     """By way: plain, private, opacus-hooks, opacus-ghost."""
     gigabytes: dict[str, float]
+    """Of the device, by way; empty on a CPU."""
 
     def ratio(self, way: str) -> float:
         """To the plain step."""
@@ -155,7 +156,8 @@ def bench_private(task: Task, device: str, *, seed: int = 0, repeats: int = 30) 
             step()
         _forget(device)
         times[way] = seconds(step, device, repeats=repeats)
-        memory[way] = torch.cuda.max_memory_reserved() / 1e9 if device.startswith("cuda") else float("nan")
+        if device.startswith("cuda"):
+            memory[way] = torch.cuda.max_memory_reserved() / 1e9
         del step
         _forget(device, empty=True)
     parameters = sum(p.numel() for p in task.make().parameters())
@@ -226,8 +228,8 @@ WAYS: dict[str, Callable[[nn.Module, Tensor, Tensor], Step]] = {
 
 def noise_nanoseconds(values: int = 616_000, *, repeats: int = 20) -> float:
     """What one value of noise costs on this CPU, with as many threads as torch has now."""
-    from qbi.private.noise import SPREAD, add_noise
     from qbi.private.keystream import system_key
+    from qbi.private.noise import SPREAD, add_noise
 
     whole = torch.zeros(values, dtype=torch.float64)
     add_noise(whole, SPREAD, system_key())

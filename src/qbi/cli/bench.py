@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 def bench(
     size: Annotated[
-        Literal["cifar", "honest", "wide", "imagenet", "all"], typer.Option(help="Shapes to time.")
+        Literal["cifar", "honest", "wide", "imagenet", "private", "all"],
+        typer.Option(help="Shapes to time; private: the private step beside a plain one and Opacus."),
     ] = "all",
     repeats: Annotated[int, typer.Option(min=1, help="Runs of ours; the median counts.")] = 3,
     out: Annotated[Path, typer.Option(help="Where the JSON goes.")] = Path("out/bench.json"),
@@ -29,11 +30,18 @@ def bench(
 ) -> None:
     """Time PAIRS and the evaluation of A, P, R against the naive method, as ratios.
 
-    [bold]Example:[/bold] qbi bench --size cifar
+    [bold]Examples:[/bold]
+
+      qbi bench --size cifar
+
+      qbi bench --size private --device cuda
     """
     from qbi.benchmarks import bench_step
 
     where = checked_device(device)
+    if size == "private":
+        _private(where, seed, out, json=json)
+        return
     results = _timed(size, where, seed, repeats, quiet=json)
     cost = bench_step(where, seed=seed, repeats=max(2, repeats))
     document = {
@@ -70,6 +78,45 @@ def bench(
         f"({1e3 * cost.added:.2f} ms on {1e3 * cost.step:.1f} ms)."
     )
     console.print(f"Peak memory of the whole run {document['peak_memory_gib']} GiB. JSON: {out}")
+
+
+def _private(where: str, seed: int, out: Path, *, json: bool) -> None:
+    """The private step on four models, one thread on a CPU, and what a value of noise costs."""
+    import warnings
+
+    import torch
+
+    from qbi.benchmarks.private import TASKS, bench_private, noise_nanoseconds
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    rows = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Opacus warns of hooks and of its random numbers
+        for task in TASKS:
+            if not json:
+                log.print(f"{task.name} …")
+            slow = not where.startswith("cuda") and task.name in ("ResNet-18-GN", "transformer")
+            rows.append(bench_private(task, where, seed=seed, repeats=3 if slow else 30))
+    document = {
+        "machine": _machine(where),
+        "date": datetime.now(UTC).date().isoformat(),
+        "noise_ns": noise_nanoseconds(),
+        "rows": [{**r.__dict__, "ratios": {w: r.ratio(w) for w in r.seconds}} for r in rows],
+    }
+    torch.set_num_threads(threads)
+    write_atomically(out, to_json(document))
+    if json:
+        typer.echo(to_json(document), nl=False)
+        return
+    table = Table(title=f"One training step, times a plain one. {document['machine']}, {document['date']}")
+    for title in ("model", "plain", *(w for w in rows[0].seconds if w != "plain")):
+        table.add_column(title, justify="left" if title == "model" else "right")
+    for r in rows:
+        ways = [f"{r.ratio(w):.2f}×" for w in r.seconds if w != "plain"]
+        table.add_row(f"{r.model}, B = {r.batch_size}", f"{1e3 * r.seconds['plain']:.2f} ms", *ways)
+    console.print(table)
+    console.print(f"Noise: {document['noise_ns']:.1f} ns a value on one core. JSON: {out}")
 
 
 def _timed(size: str, where: str, seed: int, repeats: int, *, quiet: bool) -> "list[Comparison]":

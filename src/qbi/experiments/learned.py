@@ -91,7 +91,9 @@ class Read:
         return guarantees.bits(self.noise, self.rounds)
 
 
-def learn(public: Tensor, held_out: Tensor, noise: float, rounds: int, *, seconds: float, seed: int = 0, batch: int = 256) -> Read:
+def learn(
+    public: Tensor, held_out: Tensor, noise: float, rounds: int, *, seconds: float, seed: int = 0, batch: int = 256
+) -> Read:
     """Learn a code on public images (pixels from 0 to 1) for so many seconds, and read held-out ones with it."""
     torch.manual_seed(seed)
     device = public.device
@@ -116,11 +118,10 @@ def learn(public: Tensor, held_out: Tensor, noise: float, rounds: int, *, second
         found = torch.cat([model.through(part, effective).float() for part in held_out.split(500)])
     errors = (found.clamp(0, 1) - held_out).square().flatten(1).mean(1).double()
     decibels = -10 * errors.log10()
-    share = lambda t: float((errors <= t.largest_error(1.0)).double().mean())  # noqa: E731
-    return Read(
-        noise, rounds, float(-10 * errors.mean().log10()), share(RECOGNISABLE), share(CLEAR),
-        float(decibels.quantile(0.9)), time.monotonic() - started,
-    )  # fmt: skip
+    shares = [float((errors <= t.largest_error(1.0)).double().mean()) for t in (RECOGNISABLE, CLEAR)]
+    mean = float(-10 * errors.mean().log10())
+    tenth, seconds = float(decibels.quantile(0.9)), time.monotonic() - started
+    return Read(noise, rounds, mean, shares[0], shares[1], tenth, seconds)
 
 
 @dataclass(frozen=True)
@@ -162,7 +163,9 @@ def name_candidates(
         sent = defence.update(model, x[chosen], y[chosen], generator(seed, "noise", number), loss=F.cross_entropy)
         direction = {n: sent.gradients[n].to(values[n].dtype) for n in values}
         with torch.no_grad():
-            scores = torch.cat([_slopes(model, values, direction, a, b) for a, b in zip(x.split(500), y.split(500), strict=True)])
+            scores = torch.cat(
+                [_slopes(model, values, direction, a, b) for a, b in zip(x.split(500), y.split(500), strict=True)]
+            )
         best = (scores * weights).topk(batch_size).indices
         hits += int(torch.isin(best, chosen).sum())
     return Named(batch_size, bits, hits, batch_size * batches, len(x))
@@ -173,5 +176,3 @@ def _slopes(model: nn.Module, values: dict[str, Tensor], direction: dict[str, Te
     losses = lambda p: F.cross_entropy(functional_call(model, p, (x,)), y, reduction="none")  # noqa: E731
     slope: Tensor = jvp(losses, (values,), (direction,))[1]
     return slope.double()
-
-

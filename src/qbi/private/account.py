@@ -46,8 +46,10 @@ class Account:
                 f"the budget is used up: {self.bits:.4g} of {self.total:.4g} bits about each sample have left in {self.participations:g} "
                 f"participations, and one more costs {more:.3g}. State a larger total= before training, or stop here."
             )
-        boundary.charge(more)
-        if self.ledger is not None:
+        here = boundary.current()
+        if here is not None:
+            here.charge(more)
+        if self.ledger is not None and (here is None or here.ledger != self.ledger.path.resolve()):
             self.ledger.spend(self.data, family_of(parameters), self.budget.noise, participations, limit=self.total)
         self.participations += participations
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -60,6 +61,8 @@ class Boundary:
     metrics: Mapping[str, "Named"] = field(default_factory=dict)
     limit: float = math.inf
     pay: Callable[[float], None] | None = None
+    ledger: Path | None = None
+    """Where `pay` writes: a private training that names the same file is not counted twice."""
     spent: float = 0.0
     sources: list[Source] = field(default_factory=list)
 
@@ -74,8 +77,13 @@ class Boundary:
             self.pay(bits)
         self.spent += bits
 
-    def admit(self, source: Source, start: State) -> None:
-        """Take a private training's releases for safe, if it begins with what the server sent or with what was released."""
+    def admit(self, source: Source, start: State, names: Sequence[str] = ()) -> None:
+        """Take a private training's releases for safe, if it begins with what the server sent or with what was released.
+
+        Arrays that were sent without names get those of the model's state (`names`), in order.
+        """
+        if _unnamed(self.sent) and len(names) == len(self.sent):
+            self.sent = dict(zip(names, self.sent.values(), strict=True))
         public = [self.sent, *(state for s in self.sources for state in s.released())]
         for name, value in start.items():
             if not any(_same(known, name, value) for known in public):
@@ -85,21 +93,24 @@ class Boundary:
                 )
         self.sources.append(source)
 
-    def check_arrays(self, state: State) -> None:
-        """Raise unless every array is a released one or as it was sent, all of a kind."""
+    def check_arrays(self, state: State) -> dict[str, Tensor]:
+        """The arrays in the order in which they were sent; raises unless each is released, or as it was sent, all of a kind."""
         for name, value in state.items():
             if value.is_floating_point() and not is_finite(value):
                 raise NotReleased(f"boundary: “{name}” holds NaN or infinite values.")
         named = by_position(state, self.sent)
-        if set(named) not in ({*self.sent}, *({*s} for source in self.sources for s in source.released())):
+        floats = {n for n, v in self.sent.items() if v.is_floating_point()}
+        if set(named) not in ({*self.sent}, floats, *({*s} for source in self.sources for s in source.released())):
             raise NotReleased(
                 f"boundary: the reply holds {_some(named)}, and neither the model that was sent nor a released state has just these names."
             )
         safe = [self.sent, *self._released()]
         for released in safe:
             if all(_same(released, n, v) or _same(self.sent, n, v) for n, v in named.items()):
-                return
-        culprit = next(n for n, v in named.items() if not any(_same(s, n, v) for s in safe))
+                places = {n: i for i, n in enumerate(self.sent)}
+                pairs = sorted(zip(named, state.items(), strict=True), key=lambda p: places.get(p[0], 0))
+                return dict(pair for _, pair in pairs)
+        culprit = next((n for n, v in named.items() if not any(_same(s, n, v) for s in safe)), next(iter(named)))
         raise NotReleased(
             f"boundary: “{culprit}” is neither as it was sent nor released. States that may leave come from\n{THREE_LINES}\n"
             "    # then private.state_dict()\nor, for code that stays as it is, from the policy `update`."
@@ -200,18 +211,15 @@ def current() -> Boundary | None:
     return _current.get()
 
 
-def charge(bits: float) -> None:
-    """Charge the round that runs now, if there is one."""
-    boundary = _current.get()
-    if boundary is not None:
-        boundary.charge(bits)
-
-
 def by_position(state: State, names: Mapping[str, Any]) -> dict[str, Tensor]:
     """Arrays without names (0, 1, 2 …) under the names of what was sent."""
-    if list(state) == [str(i) for i in range(len(state))] and len(state) == len(names) and set(state) != set(names):
+    if _unnamed(state) and len(state) == len(names) and set(state) != set(names):
         return dict(zip(names, state.values(), strict=True))
     return dict(state)
+
+
+def _unnamed(state: Mapping[str, Any]) -> bool:
+    return bool(state) and list(state) == [str(i) for i in range(len(state))]
 
 
 def _same(known: State, name: str, value: Tensor) -> bool:

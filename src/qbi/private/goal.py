@@ -25,6 +25,7 @@ class Goal(TypedDict, total=False):
     preset: str
     delta: float
     participations: int
+    sampled: tuple[float, int]
     clip: float
 
 
@@ -66,9 +67,12 @@ class Budget:
         preset: str | None = None,
         delta: float = DELTA,
         participations: int = 1,
+        sampled: tuple[float, int] | None = None,
         clip: float = 1.0,
     ) -> "Budget":
         """The noise at which a goal holds over that many participations; without a goal, the measured default.
+
+        `sampled=(rate, steps)`, with ε, is for batches that are drawn with `sampling="poisson"`, whose chance an accountant may count on.
 
         >>> round(Budget.for_goal(bits=72).noise, 3)
         0.1
@@ -85,6 +89,8 @@ class Budget:
             bits = PRESETS[preset]
         if max_reconstruction is not None:
             noise = guarantees.noise_for_reconstruction(*max_reconstruction, participations)
+        elif epsilon is not None and sampled is not None:
+            noise = guarantees.noise_for_poisson_epsilon(epsilon, delta, *sampled)
         elif epsilon is not None:
             noise = guarantees.noise_for_epsilon(epsilon, delta, participations)
         else:

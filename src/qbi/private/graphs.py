@@ -27,29 +27,29 @@ class _Captured:
 class Graphed:
     """Runs work as a captured graph; where it cannot be captured, as it is."""
 
-    def __init__(self, work: Work, model: nn.Module) -> None:
-        self.work, self.model = work, model
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
         self._captured: _Captured | None = None
         self._failed = False
 
-    def __call__(self, inputs: Any, targets: Any, used: Tensor) -> None:
+    def __call__(self, work: Work, inputs: Any, targets: Any, used: Tensor) -> None:
         """Do the work on one part of a batch, all parts of one shape."""
         batch = (inputs, targets, used)
         if self._failed:
-            self.work(*batch)
+            work(*batch)
             return
         key = self._key(batch)
         if self._captured is None or self._captured.key != key:
-            self._capture(batch, key)
+            self._capture(work, batch, key)
             if self._failed:
-                self.work(*batch)
+                work(*batch)
                 return
         assert self._captured is not None
         for own, value in zip(tree_leaves(self._captured.batch), tree_leaves(batch), strict=True):
             own.copy_(value)
         self._captured.graph.replay()
 
-    def _capture(self, batch: Any, key: Any) -> None:
+    def _capture(self, work: Work, batch: Any, key: Any) -> None:
         """Record the work on copies of a batch; in the trial runs before, no sample counts, so that nothing is added."""
         own = tree_map(torch.clone, batch)
         own[2].zero_()
@@ -58,11 +58,11 @@ class Graphed:
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):
                 for _ in range(2):
-                    self.work(*own)
+                    work(*own)
             torch.cuda.current_stream().wait_stream(side)
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph):
-                self.work(*own)
+                work(*own)
         except Exception as problem:
             log.info("the step runs without a CUDA graph: %s", first_line(problem))
             self._failed, self._captured = True, None

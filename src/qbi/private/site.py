@@ -126,7 +126,8 @@ def guarded_round(
         if ledger is not None and bits > 0:
             ledger.spend(settings.data, "round", guarantees.noise_for_bits(bits), limit=settings.total)
 
-    with inside(Boundary(sent, settings.named(), limit, pay=pay)) as boundary:
+    path = ledger.path.resolve() if ledger is not None else None
+    with inside(Boundary(sent, settings.named(), limit, pay=pay, ledger=path)) as boundary:
         reply = work()
     if reply is None:
         raise NotReleased("the client's code answered with an error.")
@@ -138,8 +139,7 @@ def guarded_round(
             boundary.charge(budget.bits(1))
             arrays[record] = released.release(sent, state)
     else:
-        for state in arrays.values():
-            boundary.check_arrays(state)
+        arrays = {record: boundary.check_arrays(state) for record, state in arrays.items()}
     numbers = {record: boundary.check_numbers(values) for record, values in reply.numbers.items()}
     return Passed(Reply(arrays, numbers), boundary.spent, signs)
 

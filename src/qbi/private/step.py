@@ -26,6 +26,7 @@ from qbi.private.ledger import Ledger
 from qbi.private.noise import noise_slack
 from qbi.private.release import Grid, release
 from qbi.private.samples import Augment, Evaluator, Loss, Plan, refuse_mixing
+from qbi.theory import guarantees
 
 log = logging.getLogger("qbi.private")
 
@@ -142,13 +143,15 @@ class Private:
         self._sums = {n: part.view(s) for (n, s), part in zip(shapes.items(), parts, strict=True)}
         self._seen = torch.zeros(5, dtype=torch.float64, device=device)
         self._keys: Keys = system_key
-        self._graphed = Graphed(self._add, model)
+        self._graphed = Graphed(model)
         self._plan: Plan | None = None
         self._mode: tuple[bool, ...] = ()
         self._form: Any = None
         self._drawn: int | None = None
+        self._draws: list[tuple[str, float, int]] = []
         self._history: list[StepReport] = []
         self._mean: dict[str, Tensor] | None = None
+        self._gradients: Tensor | None = None
         self._begin()
 
     # What goes in
@@ -173,6 +176,7 @@ class Private:
         for _ in range(epochs):
             self._spend(drawing.participations(len(data), batch_size, sampling))
             chosen = drawing.draws(len(data), batch_size, sampling)
+            self._draws.append((sampling, batch_size / len(data), len(chosen)))
             for numbers, batch in zip(chosen, drawing.load(data, chosen, workers), strict=True):
                 self._drawn = len(numbers)
                 yield batch
@@ -198,7 +202,7 @@ class Private:
             x, y = tree_map(lambda v, start=start: _filled(v[start : start + size], size), (inputs, targets))
             used = torch.arange(size, device=device) < count - start
             if device.type == "cuda" and self._plan.mapped:
-                self._graphed(x, y, used)
+                self._graphed(self._add, x, y, used)
             else:
                 self._add(x, y, used)
 
@@ -245,10 +249,9 @@ class Private:
         if averaged and self._mean is None:
             raise BadValue("private: no average is kept; create Private with average=0.99, say.")
         weights = self._mean if averaged and self._mean is not None else self._kept
-        own = {id(p): n for n, p in self.evaluator.parameters.items()}
         return {
-            name: weights[own[id(value)]].clone() if id(value) in own else self._fixed[name].clone()
-            for name, value in self.model.state_dict(keep_vars=True).items()
+            name: weights[self._trained[name]].clone() if name in self._trained else self._fixed[name].clone()
+            for name in self.model.state_dict()
         }
 
     def load_state_dict(self, state: boundary.State) -> None:
@@ -257,16 +260,35 @@ class Private:
         self._begin()
 
     def released(self) -> Sequence[boundary.State]:
-        """States that may leave now."""
-        means = [self.state_dict(averaged=True)] if self._mean is not None else []
-        gradients = [{n: p.grad.detach() for n, p in self.evaluator.parameters.items() if p.grad is not None}]
-        return [self.state_dict(), *means, *(gradients if self.steps else [])]
+        """Trained weights as they may leave now, by every name they have: the last ones, their average, the last gradient."""
+        sources = [self._kept, *([self._mean] if self._mean is not None else [])]
+        if self._gradients is not None:
+            sources.append(self._by_name(self._gradients))
+        return [{name: values[own] for name, own in self._trained.items()} for values in sources]
+
+    def _by_name(self, values: Tensor) -> dict[str, Tensor]:
+        """A flat tensor over all trained weights, by weight."""
+        parameters = self.evaluator.parameters
+        parts = values.split([p.numel() for p in parameters.values()])
+        return {n: part.reshape(p.shape).to(p.dtype) for (n, p), part in zip(parameters.items(), parts, strict=True)}
 
     def meaning(self) -> str:
         """What was promised so far, in every unit, and what the sampler's inexactness adds."""
         times = self.account.participations or 1.0
-        slack = noise_slack(sum(s.numel() for s in self.evaluator.shapes.values())) * max(1, self.steps)
+        slack = noise_slack(self._sum.numel()) * max(1, self.steps)
         return f"{self.budget.meaning(times)}; ε is exact to {slack:.2g}. {self.account}."
+
+    def epsilon(self, delta: float | None = None) -> float:
+        """ε of what was trained so far, the sampler's slack included; by an accountant where all batches were Poisson samples of one rate."""
+        at = self.budget.delta if delta is None else delta
+        kinds = {(kind, rate) for kind, rate, _ in self._draws}
+        slack = noise_slack(self._sum.numel()) * self.steps
+        if len(kinds) == 1 and self._draws[0][0] == "poisson":
+            steps = sum(steps for _, _, steps in self._draws)
+            return guarantees.poisson_epsilon(at, self.budget.noise, self._draws[0][1], steps) + slack
+        # Poisson samples of several rates, or mixed with passes: as if each step had every sample.
+        times = sum(steps if kind == "poisson" else 1 for kind, _, steps in self._draws) or self.account.participations
+        return guarantees.epsilon(at, self.budget.noise, times) + slack
 
     def advice(self) -> str:
         """Whether the learning rate looks too small: clipping shortens gradients, and rates for plain training do not make up for it."""
@@ -285,15 +307,14 @@ class Private:
         """Take the weights as they are for public."""
         self._mean = None
         parameters = self.evaluator.parameters
+        state = self.model.state_dict(keep_vars=True)
+        own = {id(p): n for n, p in parameters.items()}
+        self._trained = {name: own[id(v)] for name, v in state.items() if id(v) in own}
         here = boundary.current()
         if here is not None:
-            state = self.model.state_dict(keep_vars=True)
-            trained = {id(p) for p in parameters.values()}
-            here.admit(self, {n: v.detach() for n, v in state.items() if id(v) in trained})
-        kept = {id(p) for p in parameters.values()}
-        self._fixed = {
-            n: v.detach().clone() for n, v in self.model.state_dict(keep_vars=True).items() if id(v) not in kept
-        }
+            here.admit(self, {n: state[n].detach() for n in self._trained}, list(state))
+        self._fixed = {n: v.detach().clone() for n, v in state.items() if n not in self._trained}
+        self._gradients = None
         self._kept = {n: p.detach().clone() for n, p in parameters.items()}
         self._versions = {n: p._version for n, p in parameters.items()}
         self._history = []
@@ -342,11 +363,9 @@ class Private:
         parameters = self.evaluator.parameters
         whole = release(self._sum, self.grid, keys=self._keys)
         assert self.batch_size is not None
-        values = (whole * (self.grid.step / self.batch_size)).float()
-        for part, parameter in zip(
-            values.split([p.numel() for p in parameters.values()]), parameters.values(), strict=True
-        ):
-            parameter.grad = part.reshape(parameter.shape).to(parameter.dtype)
+        self._gradients = (whole * (self.grid.step / self.batch_size)).float()
+        for name, part in self._by_name(self._gradients.clone()).items():
+            parameters[name].grad = part
         if self.penalty is not None:
             with torch.enable_grad():
                 term = self.penalty(self.model)

@@ -86,6 +86,46 @@ def noise_for_epsilon(most: float, at_delta: float, participations: float = 1) -
     return float(optimize.brentq(lambda s: epsilon(at_delta, s, participations) - most, 1e-4, 1e5, rtol=1e-9))
 
 
+def poisson_epsilon(at_delta: float, noise: float, rate: float, steps: int) -> float:
+    """ε where each sample is in each of so many sums by a chance of its own: Opacus' RDP accountant. One sample added or removed."""
+    _sampled(rate, steps)
+    if noise == 0:
+        return math.inf
+    from opacus.accountants import RDPAccountant
+
+    accountant = RDPAccountant()
+    accountant.history = [(noise, rate, steps)]
+    return min(float(accountant.get_epsilon(at_delta)), epsilon(at_delta, noise, steps))
+
+
+def noise_for_poisson_epsilon(most: float, at_delta: float, rate: float, steps: int) -> float:
+    """The noise at which (ε, δ) holds with the help of Poisson sampling."""
+    _positive("ε", most)
+    _sampled(rate, steps)
+    low, high = 1e-2, 1e4
+    for _ in range(80):
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if poisson_epsilon(at_delta, middle, rate, steps) <= most else (middle, high)
+    return high
+
+
+def poisson_reconstruction(chance: float, noise: float, rate: float, steps: int) -> float:
+    """γ where a sample is in each of so many sums by a chance of its own: the mean over how often it was, which can only help a server to know."""
+    _sampled(rate, steps)
+    often = np.arange(steps + 1)
+    weights = stats.binom.pmf(often, steps, rate)
+    return float(
+        sum(w * reconstruction(chance, noise, int(k)) for k, w in zip(often, weights, strict=True) if w > 1e-300)
+    )
+
+
+def _sampled(rate: float, steps: int) -> None:
+    if not 0 < rate <= 1 or steps < 1:
+        raise BadValue(
+            f"guarantees: sampling at rate {rate} in {steps} steps; the rate lies in (0, 1], and there is a step."
+        )
+
+
 @dataclass(frozen=True)
 class Prior:
     """What a server knows of samples before the answer: a Gaussian with these variances along its principal components."""

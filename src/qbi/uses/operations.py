@@ -87,7 +87,7 @@ def embedding(
     max_norm: float | None = None,
     norm_type: float = 2.0,
     scale_grad_by_freq: bool = False,
-    sparse: bool = False,
+    sparse: bool = False,  # noqa: ARG001
 ) -> Any:
     """Rows of a table."""
     if input.is_floating_point():  # `torch.embedding` has the table first
@@ -158,7 +158,7 @@ def attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    embed_dim_to_check: int,
+    embed_dim_to_check: int,  # noqa: ARG001
     num_heads: int,
     in_proj_weight: Tensor | None,
     in_proj_bias: Tensor | None,
@@ -172,13 +172,13 @@ def attention(
     key_padding_mask: Tensor | None = None,
     need_weights: bool = True,
     attn_mask: Tensor | None = None,
-    use_separate_proj_weight: bool = False,
+    use_separate_proj_weight: bool = False,  # noqa: ARG001
     q_proj_weight: Tensor | None = None,
     k_proj_weight: Tensor | None = None,
     v_proj_weight: Tensor | None = None,
     static_k: Tensor | None = None,
     static_v: Tensor | None = None,
-    average_attn_weights: bool = True,
+    average_attn_weights: bool = True,  # noqa: ARG001
     is_causal: bool = False,
 ) -> Any:
     """Self-attention with packed projections, in torch's terms: time comes first."""
