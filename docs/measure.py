@@ -100,7 +100,15 @@ def learned(data: str) -> dict[str, Any]:
     for name, make in (("two-layer", two_layers), ("quickstart", Quickstart)):
         torch.manual_seed(0)
         model = make().to(device)
-        for size, batches, bits in ((2, 8, 72.0), (32, 4, 72.0), (2, 8, 18.0), (32, 4, 18.0), (2, 8, 8.0), (32, 4, 8.0), (2, 8, 0.7)):
+        for size, batches, bits in (
+            (2, 8, 72.0),
+            (32, 4, 72.0),
+            (2, 8, 18.0),
+            (32, 4, 18.0),
+            (2, 8, 8.0),
+            (32, 4, 8.0),
+            (2, 8, 0.7),
+        ):
             found = name_candidates(model, x, y, batch_size=size, batches=batches, bits=bits)
             named.append({"network": name, **found.document()})
     return {"public": len(images) - 2000, "held out": 2000, "rows": rows, "candidates": named}

@@ -2,19 +2,22 @@
 
 from collections.abc import Callable
 
-from tables.budget import at_72, best_case, cost, frontier, overhead, policies, readat_72, remedies
 from tables.detection import answers, crafted_found, detectors, held_out, in_sample
 from tables.flower import example, flower
 from tables.matrix import aggp_imagenet, compared, epsilons, worst, worst_cases
 from tables.paper import beyond, federation, reproduction, saturation, trap_imagenet
+from tables.private import best_case, candidates, cost, equal_bits, learned, noise_cost, price, rates, read_72, steps
 from tables.speed import aggp_step, aggp_steps, audits, bench, large_audits, pairs_time
 
 TABLES: dict[str, Callable[[], str]] = {
-    "frontier": frontier,
-    "remedies": remedies,
+    "price": price,
+    "rates": rates,
+    "equal-bits": equal_bits,
     "best-case": best_case,
-    "policies": policies,
-    "overhead": overhead,
+    "learned": learned,
+    "candidates": candidates,
+    "private-h200": lambda: steps("private-h200"),
+    "private-cpu": lambda: steps("private-cpu"),
     "flower": flower,
     "example": example,
     "bench-cpu": lambda: bench("bench-cpu"),
@@ -40,8 +43,10 @@ TABLES: dict[str, Callable[[], str]] = {
 
 VALUES: dict[str, Callable[[], str]] = {
     "trap-imagenet": trap_imagenet,
-    "most-72": lambda: f"{at_72()['most 1']:.1f} dB",
-    "read-72": readat_72,
+    "read-72": read_72,
+    "noise-cost": noise_cost,
+    "cost-paper-cnn": lambda: cost("paper-cnn"),
+    "cost-flower-example": lambda: cost("flower-example"),
     "cost-quickstart": lambda: cost("quickstart"),
     "cost-two-layer": lambda: cost("two-layer"),
     "aggp-step-cpu": lambda: aggp_step("bench-cpu"),

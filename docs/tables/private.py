@@ -14,18 +14,36 @@ def _cell(entry: dict[str, Any] | None) -> str:
     return f"{entry['accuracy']:.1f}{spread}"
 
 
+SMALL = 6000
+"""Images of the main comparison."""
+
+
+def compared() -> list[tuple[str, int]]:
+    """Networks and epochs that were trained plainly and privately."""
+    cells = [c for c in load("frontier")["cells"] if c["images"] == SMALL and not c["remedy"]]
+    plain, private = ({(c["network"], c["epochs"]) for c in cells if c["noise"] == noise} for noise in (-1.0, 0.1))
+    return sorted(plain & private)
+
+
 def price() -> str:
     """The best plain training beside the best private one, at as many participations."""
     data = load("frontier")
     rows = []
-    for network, epochs in data["compared"]:
-        own = [c for c in data["cells"] if c["network"] == network and c["epochs"] == epochs and c["images"] == data["images"]]
-        best = {n: max((c for c in own if c["noise"] == n), key=lambda c: c["accuracy"], default=None) for n in (-1.0, 0.1, 0.2)}
+    for network, epochs in compared():
+        own = [c for c in data["cells"] if c["network"] == network and c["epochs"] == epochs and c["images"] == SMALL]
+        best = {
+            n: max((c for c in own if c["noise"] == n), key=lambda c: c["accuracy"], default=None)
+            for n in (-1.0, 0.1, 0.2)
+        }
         plain = best[-1.0]
         row = [f"{network}, {epochs} epochs", f"{_cell(plain)} ({_how(plain)})"]
         for noise in (0.1, 0.2):
             found = best[noise]
-            row += [f"{_cell(found)} ({_how(found)})", f"{found['accuracy'] - plain['accuracy']:+.1f}"] if found else ["–", "–"]
+            row += (
+                [f"{_cell(found)} ({_how(found)})", f"{found['accuracy'] - plain['accuracy']:+.1f}"]
+                if found
+                else ["–", "–"]
+            )
         rows.append(row)
     return table(["", "plain", "72 bits", "difference", "18 bits", "difference"], rows)
 
@@ -40,7 +58,10 @@ def _how(cell: dict[str, Any] | None) -> str:
 def rates() -> str:
     """Every setting that was trained: the rate matters first."""
     data = load("frontier")
-    order = sorted(data["settings"], key=lambda c: (c["network"], c["images"], c["epochs"], c["noise"], c["batch_size"], c["optimiser"], c["rate"]))
+    order = sorted(
+        data["settings"],
+        key=lambda c: (c["network"], c["images"], c["epochs"], c["noise"], c["batch_size"], c["optimiser"], c["rate"]),
+    )
     rows = [
         [
             c["network"] + (f", {c['remedy']}" if c["remedy"] else ""),
@@ -52,7 +73,7 @@ def rates() -> str:
             _cell(c),
         ]
         for c in order
-        if (c["network"], c["epochs"]) in [tuple(pair) for pair in data["compared"]] and c["noise"] in (-1.0, 0.1, 0.2)
+        if (c["network"], c["epochs"]) in compared() and c["noise"] in (-1.0, 0.1, 0.2)
     ]
     return table(["network", "images", "epochs", "bits a participation", "B", "rate", "accuracy, %"], rows)
 
@@ -63,15 +84,36 @@ def equal_bits() -> str:
     rows = []
     for total in (500, 1500, 5000):
         for c in sorted(data["cells"], key=lambda c: (c["network"], c["images"], c["epochs"])):
-            if c["noise"] > 0 and c["noise"] not in (0.1, 0.2) and abs(bits(c["noise"], c["epochs"]) / total - 1) < 0.01:
-                rows.append([f"{total:,}", c["network"], f"{c['images']:,}", str(c["epochs"]), f"{bits(c['noise']):.1f}", f"{_cell(c)} ({_how(c)})"])
+            if (
+                c["noise"] > 0
+                and c["noise"] not in (0.1, 0.2)
+                and abs(bits(c["noise"], c["epochs"]) / total - 1) < 0.01
+            ):
+                rows.append(
+                    [
+                        f"{total:,}",
+                        c["network"],
+                        f"{c['images']:,}",
+                        str(c["epochs"]),
+                        f"{bits(c['noise']):.1f}",
+                        f"{_cell(c)} ({_how(c)})",
+                    ]
+                )
     return table(["bits in all", "network", "images", "epochs", "bits each", "accuracy, %"], rows)
 
 
 def learned() -> str:
     """The learned code."""
     rows = [
-        [f"{r['noise']:g}", str(r["rounds"]), f"{r['bits']:,.0f}", f"{r['psnr']:.1f}", f"{100 * r['at_19']:.1f} %", f"{100 * r['at_30']:.1f} %", f"{r['best_tenth']:.1f}"]
+        [
+            f"{r['noise']:g}",
+            str(r["rounds"]),
+            f"{r['bits']:,.0f}",
+            f"{r['psnr']:.1f}",
+            f"{100 * r['at_19']:.1f} %",
+            f"{100 * r['at_30']:.1f} %",
+            f"{r['best_tenth']:.1f}",
+        ]
         for r in sorted(load("learned")["rows"], key=lambda r: (r["rounds"], r["noise"]))
     ]
     return table(["σ", "participations", "bits", "read, dB", "at 19 dB", "at 30 dB", "one in ten above, dB"], rows)
@@ -96,7 +138,11 @@ def best_case() -> str:
             *(
                 text
                 for times in (1, 16)
-                for text in (f"{r[f'read {times}']:.1f}", f"{100 * r[f'19 dB {times}']:.1f} %", f"{100 * r[f'30 dB {times}']:.1f} %")
+                for text in (
+                    f"{r[f'read {times}']:.1f}",
+                    f"{100 * r[f'19 dB {times}']:.1f} %",
+                    f"{100 * r[f'30 dB {times}']:.1f} %",
+                )
             ),
         ]
         for r in load("best-case")["rows"]
@@ -104,14 +150,26 @@ def best_case() -> str:
     return table(head, rows)
 
 
-def speed(name: str) -> str:
+def steps(name: str) -> str:
     """One training step beside a plain one and Opacus."""
     data = load(name)
     rows = []
     for r in data["rows"]:
-        memory = [f" ({r['gigabytes'][w]:.1f} GB)" if r["gigabytes"] else "" for w in ("private", "opacus-hooks", "opacus-ghost")]
-        ways = [f"{r['ratios'][w]:.2f}×{m}" for w, m in zip(("private", "opacus-hooks", "opacus-ghost"), memory, strict=True)]
-        rows.append([f"{r['model']}, {r['parameters']:,} weights, B = {r['batch_size']}", f"{1000 * r['seconds']['plain']:.1f} ms", *ways])
+        memory = [
+            f" ({r['gigabytes'][w]:.1f} GB)" if r["gigabytes"] else ""
+            for w in ("private", "opacus-hooks", "opacus-ghost")
+        ]
+        ways = [
+            f"{r['ratios'][w]:.2f}×{m}"
+            for w, m in zip(("private", "opacus-hooks", "opacus-ghost"), memory, strict=True)
+        ]
+        rows.append(
+            [
+                f"{r['model']}, {r['parameters']:,} weights, B = {r['batch_size']}",
+                f"{1000 * r['seconds']['plain']:.1f} ms",
+                *ways,
+            ]
+        )
     return table(["model", "plain step", "private step", "Opacus, hooks", "Opacus, ghost"], rows)
 
 
@@ -135,7 +193,7 @@ def read_72() -> str:
 def cost(network: str) -> str:
     """Points between the best plain training and the best one at the default budget."""
     data = load("frontier")
-    epochs = dict(map(tuple, data["compared"]))[network]
-    cells = [c for c in data["cells"] if c["network"] == network and c["epochs"] == epochs and c["images"] == data["images"]]
+    epochs = dict(compared())[network]
+    cells = [c for c in data["cells"] if c["network"] == network and c["epochs"] == epochs and c["images"] == SMALL]
     best = {noise: max(c["accuracy"] for c in cells if c["noise"] == noise) for noise in (-1.0, 0.1)}
     return f"{best[0.1] - best[-1.0]:+.1f}"

@@ -152,7 +152,7 @@ def bench_private(task: Task, device: str, *, seed: int = 0, repeats: int = 30) 
     for way, build in WAYS.items():
         torch.manual_seed(seed)
         step = build(task.make().to(device), x, y)
-        for _ in range(3):
+        for _ in range(min(3, repeats)):
             step()
         _forget(device)
         times[way] = seconds(step, device, repeats=repeats)

@@ -97,7 +97,7 @@ def _private(where: str, seed: int, out: Path, *, json: bool) -> None:
             if not json:
                 log.print(f"{task.name} …")
             slow = not where.startswith("cuda") and task.name in ("ResNet-18-GN", "transformer")
-            rows.append(bench_private(task, where, seed=seed, repeats=3 if slow else 30))
+            rows.append(bench_private(task, where, seed=seed, repeats=2 if slow else 30))
     document = {
         "machine": _machine(where),
         "date": datetime.now(UTC).date().isoformat(),

@@ -51,7 +51,7 @@ def frontier(
       qbi frontier --data cifar-10-python.tar.gz --networks quickstart --optimisers sgd --batch-sizes 200 --rates 0.3 --epochs 15
     """
     from qbi.data.open import open_images
-    from qbi.experiments.frontier import best_rates, compute, curves
+    from qbi.experiments.frontier import best_rates, compute, curves, settings
 
     if seeds < 1 or epochs < 1:
         raise BadValue(f"frontier: {seeds} seeds, {epochs} epochs; both must be positive.")
@@ -66,7 +66,7 @@ def frontier(
             rows.append(row)
             bar.advance(bar.task_ids[0])
     found = best_rates(rows)
-    document = {"data": data, "cells": found, "curves": curves(found)}
+    document = {"data": data, "cells": found, "settings": settings(rows), "curves": curves(found)}
     write_atomically(out / "frontier.json", to_json(document))
     if json:
         typer.echo(to_json(document), nl=False)

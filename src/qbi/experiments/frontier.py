@@ -213,7 +213,7 @@ def compute(cells: Sequence[Cell], data: ImageData, *, device: str = "cpu", jobs
         raise BadValue(f"frontier: {jobs} jobs; at least one is needed.")
     if jobs == 1:
         for cell in cells:
-            yield {**asdict(cell), "accuracy": accuracy(cell, data, device)}
+            yield {**asdict(cell), "images": len(data), "accuracy": accuracy(cell, data, device)}
         return
     from concurrent.futures import ProcessPoolExecutor, as_completed
     from multiprocessing import get_context
@@ -223,7 +223,7 @@ def compute(cells: Sequence[Cell], data: ImageData, *, device: str = "cpu", jobs
     ) as pool:
         running = {pool.submit(_one, cell): cell for cell in cells}
         for future in as_completed(running):
-            yield {**asdict(running[future]), "accuracy": future.result()}
+            yield {**asdict(running[future]), "images": len(data), "accuracy": future.result()}
 
 
 _HERE: dict[str, Any] = {}
@@ -238,24 +238,33 @@ def _one(cell: Cell) -> float:
     return accuracy(cell, _HERE["data"], _HERE["device"])
 
 
-def best_rates(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """For each network, remedy, optimiser, batch size and noise: the rate that did best, with mean and spread over seeds."""
-    keys = ("network", "remedy", "optimiser", "batch_size", "noise", "epochs")
-    by_rate: dict[tuple[Any, ...], dict[int, float]] = {}
+KEYS = ("network", "images", "remedy", "optimiser", "batch_size", "noise", "epochs")
+
+
+def settings(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Every setting and rate that was trained, with mean and spread over seeds."""
+    found: dict[tuple[Any, ...], dict[int, float]] = {}
     for row in rows:
-        by_rate.setdefault((*(row[k] for k in keys), row["rate"]), {})[row["seed"]] = 100 * row["accuracy"]
+        found.setdefault((*(row[k] for k in KEYS), row["rate"]), {})[row["seed"]] = 100 * row["accuracy"]
+    out = []
+    for key, seeds in found.items():
+        mean = mean_interval(list(seeds.values()))
+        spread = None if math.isnan(mean.half_width) else round(mean.half_width, 2)
+        out.append(
+            dict(zip((*KEYS, "rate"), key, strict=True))
+            | {"accuracy": round(mean.mean, 2), "half_width": spread, "seeds": len(seeds)}
+        )
+    return sorted(out, key=lambda e: tuple(str(e[k]) if k != "noise" else f"{e[k] + 2:08.4f}" for k in (*KEYS, "rate")))
+
+
+def best_rates(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """For each setting, the rate that did best."""
     best: dict[tuple[Any, ...], dict[str, Any]] = {}
-    for key, seeds in by_rate.items():
-        found = mean_interval(list(seeds.values()))
-        entry = dict(zip(keys, key[:-1], strict=True)) | {
-            "rate": key[-1],
-            "accuracy": round(found.mean, 2),
-            "half_width": None if math.isnan(found.half_width) else round(found.half_width, 2),
-            "seeds": len(seeds),
-        }
-        if key[:-1] not in best or entry["accuracy"] > best[key[:-1]]["accuracy"]:
-            best[key[:-1]] = entry
-    return sorted(best.values(), key=lambda e: tuple(str(e[k]) if k != "noise" else f"{e[k] + 2:08.4f}" for k in keys))
+    for entry in settings(rows):
+        key = tuple(entry[k] for k in KEYS)
+        if key not in best or entry["accuracy"] > best[key]["accuracy"]:
+            best[key] = entry
+    return list(best.values())
 
 
 def curves(cells: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
