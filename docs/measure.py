@@ -14,7 +14,7 @@ What `qbi bench`, `compare` and `reproduce` write is kept beside them as it is, 
 
 import argparse
 import json
-import statistics
+import resource
 import subprocess
 import sys
 import time
@@ -28,7 +28,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 import qbi
 from qbi.attacks.best_case import BestCase
@@ -37,7 +36,6 @@ from qbi.carrier import flat
 from qbi.data.images import normalised, unit_pixels
 from qbi.data.open import open_images
 from qbi.detection.parameters import BOUNDS
-from qbi.errors import QbiError
 from qbi.experiments.calibrate import HELD_OUT_SEEDS, Calibration, answers, in_sample
 from qbi.experiments.calibrate.judging import benign_models
 from qbi.experiments.calibrate.models import HELD_OUT_OPTIMISERS, held_out_architectures
@@ -209,13 +207,9 @@ def _vgg() -> nn.Module:
 EXAMPLE = Path(__file__).parent.parent / "examples/flower-guarded/measure.py"
 
 FEDERATIONS = {
-    "accuracy, auto": "accuracy --seeds 5 --rounds 20 --policy auto --data DATA",
-    "small CNN, auto": "overhead --rounds 10 --model cnn --policy auto",
-    "small CNN, budget": "overhead --rounds 10 --model cnn --policy budget",
-    "two layers, auto": "overhead --rounds 10 --model mlp --policy auto",
-    "two layers, budget": "overhead --rounds 10 --model mlp --policy budget",
-    "100 clients, auto": "scale --clients 100 --policy auto",
-    "1,000 clients, auto": "scale --clients 1000 --policy auto",
+    "small CNN": "overhead --rounds 10 --model cnn",
+    "two layers": "overhead --rounds 10 --model mlp",
+    "100 clients": "scale --clients 100",
 }
 """What the example's own `measure.py` is asked for."""
 

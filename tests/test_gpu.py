@@ -143,7 +143,7 @@ def test_steps_on_a_gpu_are_those_of_a_cpu_but_for_the_noise(task):
     y = torch.arange(6) % 2
     sums = []
     for device in ("cpu", GPU, GPU):
-        private = Private(model.to(device), F.cross_entropy, batch_size=6, clip=0.5)
+        private = Private(model.to(device), F.cross_entropy, batch_size=6, clip=0.5, graphs=True)
         if len(sums) == 1:
             private._graphed = lambda work, *batch: work(*batch)
         private.add(x.to(device), y.to(device))
@@ -158,7 +158,7 @@ def test_training_on_a_gpu_goes_on_from_step_to_step():
     model = nn.Sequential(nn.Flatten(), nn.Linear(48, 64), nn.ReLU(), nn.Dropout(0.1), nn.Linear(64, 4)).to(GPU)
     x = torch.randn(256, 3, 4, 4)
     y = (x.flatten(1) @ torch.randn(48, 4)).argmax(1)
-    private = Private(model, F.cross_entropy, bits=1e6, batch_size=64, total=1e12)
+    private = Private(model, F.cross_entropy, bits=1e6, batch_size=64, total=1e12, graphs=True)
     optimiser = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
     losses = []
     for number in range(120):

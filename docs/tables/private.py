@@ -2,9 +2,8 @@
 
 from typing import Any
 
-from tables.reading import load, table
-
 from qbi.theory.guarantees import bits
+from tables.reading import load, table
 
 
 def _cell(entry: dict[str, Any] | None) -> str:

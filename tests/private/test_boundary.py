@@ -219,3 +219,28 @@ def test_outside_of_training_no_update_is_released(trains):
 def test_settings_that_make_no_sense(settings, words):
     with pytest.raises(QbiError, match=words):
         SiteSettings.of(settings)
+
+
+def test_steps_in_a_thread_are_charged_where_they_were_admitted():
+    from concurrent.futures import ThreadPoolExecutor
+
+    def work():
+        model = make()
+        private = Private(model, bits=40, total=1e9, batch_size=16)
+        optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
+        with ThreadPoolExecutor(1) as pool:
+            for _ in range(3):
+                pool.submit(private.step, optimiser, X, Y).result()
+        return Reply({"arrays": private.state_dict()}, {})
+
+    with pytest.raises(BudgetSpent):
+        guarded_round(SiteSettings(total=100, inspect="off"), SENT, work, trains=True)
+    assert guarded_round(SiteSettings(total=121, inspect="off"), SENT, work, trains=True).bits == pytest.approx(120)
+
+
+def test_writing_into_what_was_released_changes_nothing():
+    with inside(Boundary(SENT)) as boundary:
+        private = trained(make())
+        private.released()[0]["0.weight"].fill_(7.0)
+        boundary.check_arrays(private.state_dict())
+        assert float(private.state_dict()["0.weight"].max()) < 7

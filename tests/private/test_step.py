@@ -68,7 +68,8 @@ def test_parts_of_a_batch_are_one_step_with_one_noise():
     parts.step(torch.optim.SGD(two.parameters(), lr=0.1))
     for p, q in zip(one.parameters(), two.parameters(), strict=True):
         torch.testing.assert_close(p.grad, q.grad, rtol=1e-4, atol=1e-5)
-    assert parts.account.participations == 1
+    # Not drawn: one sample could be in each of the four parts, and would count four times in one sum.
+    assert parts.account.participations == 16
 
 
 def test_noise_is_that_of_one_clip_over_the_nominal_batch_on_every_weight():

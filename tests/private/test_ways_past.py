@@ -322,3 +322,207 @@ def test_the_grammar_has_every_kind_the_issue_names():
         "adapters",
         "own",
     }
+
+
+def loop(model, loss, x, y):
+    """Gradients of single samples, added up."""
+    model.zero_grad()
+    sum(loss(model(x[i : i + 1]), y[i : i + 1]) for i in range(len(y))).backward()
+    return {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+
+
+def formed(model, x=X, y=Y):
+    private = Private(model, bits=1e20, clip=1e3, total=math.inf, batch_size=B)
+    private.step(torch.optim.SGD(model.parameters(), lr=0.0), x, y)
+    return {n: p.grad * B for n, p in model.named_parameters()}
+
+
+def ensemble(m, x):
+    return torch.func.vmap(lambda w: x @ w)(m.w).mean(0)[:, :3] + m.h(x)
+
+
+def written(m, x):
+    w = x.new_zeros(12, 12)
+    w[:, :] = m.w[0]
+    return (x @ w)[:, :3]
+
+
+ODD_USES = {
+    "an ensemble by vmap": lambda: Of(ensemble, w=nn.Parameter(torch.randn(2, 12, 12)), h=nn.Linear(12, 3)),
+    "written into zeros": lambda: Of(written, w=nn.Parameter(torch.randn(1, 12, 12))),
+    "twice in one call": lambda: Of(lambda m, x: (x @ (m.w @ m.w))[:, :3], w=nn.Parameter(torch.randn(12, 12) / 3)),
+    "its own input": lambda: Of(lambda m, x: x @ F.linear(m.w, m.w)[:3].T, w=nn.Parameter(torch.randn(12, 12))),
+    "a script": lambda: Of(lambda m, x: m.s(x), s=torch.jit.script(nn.Linear(12, 3))),
+    "a bias of one value": lambda: Of(
+        lambda m, x: F.linear(x, m.w, m.b) * torch.arange(3),
+        w=nn.Parameter(torch.randn(3, 12)),
+        b=nn.Parameter(torch.randn(1)),
+    ),
+    "nothing but unknown uses": lambda: nn.Sequential(
+        nn.Unflatten(1, (2, 6)), Of(lambda m, x: m.b(x[:, 0], x[:, 1]), b=nn.Bilinear(6, 6, 3))
+    ),
+    "a sparse bag": lambda: Of(
+        lambda m, x: m.h(m.e(x.abs().long() % 9)), e=nn.EmbeddingBag(9, 5, sparse=True), h=nn.Linear(5, 3)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ODD_USES)
+@pytest.mark.filterwarnings("ignore")
+def test_no_gradient_is_lost(name):
+    torch.manual_seed(0)
+    model = ODD_USES[name]()
+    found = formed(model)
+    for n, expected in loop(model, F.cross_entropy, X, Y).items():
+        expected = expected.to_dense() if expected.is_sparse else expected
+        torch.testing.assert_close(found[n], expected, rtol=1e-3, atol=1e-4)
+        assert float(expected.norm()) > 1e-3
+
+
+def test_weights_used_beside_the_model_s_own_call_are_refused():
+    model = two_layers()
+    penalised = lambda out, y: F.cross_entropy(out, y) + model[0].weight.square().sum()  # noqa: E731
+    with pytest.raises(BadValue, match="penalty="):
+        Private(model, penalised, batch_size=B).add(X, Y)
+    kept = [nn.Parameter(torch.randn(3, 3))]
+    listed = Of(lambda m, x: m.h(x) @ kept[0], h=nn.Linear(12, 3))
+    listed.register_parameter("w", kept[0])
+    with pytest.raises(BadValue, match="list"):
+        Private(listed, batch_size=B).add(X, Y)
+
+
+def test_weights_of_odd_kinds_are_refused():
+    with pytest.raises(BadValue, match="complex"):
+        Private(Of(lambda m, x: x, w=nn.Parameter(torch.zeros(3, dtype=torch.complex64))))
+    model = two_layers()
+    model[0].weight.register_hook(lambda g: g * 0)
+    with pytest.raises(BadValue, match="hook"):
+        Private(model)
+
+
+def test_samples_do_not_come_twice_in_one_sum():
+    """Leftovers of a pass, a part that failed, parts that were not drawn."""
+    model = two_layers()
+    private = Private(model, bits=1, total=1000)
+    drawn = private.batches((X, Y), B, epochs=2)
+    private.add(*next(drawn))
+    with pytest.raises(BadValue, match="end of each pass"):
+        next(drawn)
+    failing, calls = Private(two_layers(), bits=1, total=1000, batch_size=B, at_once=2), []
+    run = failing._add
+
+    def fails(*batch):
+        calls.append(1)
+        if len(calls) == 2:
+            raise MemoryError
+        run(*batch)
+
+    failing._add = fails
+    with pytest.raises(MemoryError):
+        failing.add(X, Y)
+    assert float(failing._sum.abs().max()) == 0
+
+
+def test_an_optimiser_that_saw_raw_gradients_is_refused():
+    model = two_layers()
+    sent = {n: v.clone() for n, v in model.state_dict().items()}
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    F.cross_entropy(model(X), Y).backward()
+    optimiser.step()
+    model.load_state_dict(sent)
+    with pytest.raises(BadValue, match="optimiser"):
+        Private(model, batch_size=B).step(optimiser, X, Y)
+    private, optimiser = Private(model, bits=1, batch_size=B), torch.optim.Adam(model.parameters(), lr=0.1)
+    private.step(optimiser, X, Y)
+    private.step(optimiser, X, Y)
+    optimiser.state[model[0].weight]["exp_avg"] += X[:1, :1]
+    with pytest.raises(BadValue, match="optimiser"):
+        private.step(optimiser, X, Y)
+
+
+def test_a_training_that_is_copied_or_changed_is_refused():
+    import copy
+    import pickle
+
+    model = two_layers()
+    private, optimiser = private_of(model)
+    for copied in (copy.deepcopy, pickle.dumps):
+        with pytest.raises(BadValue):
+            copied(private)
+    model[2] = nn.Linear(30, 3)
+    with pytest.raises(BadValue, match="replaced"):
+        private.step(optimiser, X, Y)
+
+
+class Remembers(nn.Module):
+    """State in attributes of its own: a number, a tensor, a list."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.last, self.seen, self.sum = nn.Linear(12, 3), 0.0, [], torch.zeros(())
+
+    def forward(self, x):
+        out = self.a(x + self.last + float(len(self.seen)) + self.sum)
+        self.last = float(x.sum()) * 100
+        self.seen.append(1)
+        self.sum = self.sum + x.sum().detach()
+        return out
+
+
+class Writes(nn.Module):
+    """Weights written in a forward pass, as code books are."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.book = nn.Linear(12, 3), nn.Parameter(torch.zeros(12), requires_grad=False)
+
+    def forward(self, x):
+        out = self.a(x + self.book)
+        self.book.data += float(x.sum()) * 100
+        self.a.weight.data += float(x.sum())
+        return out
+
+
+class Drops(nn.Module):
+    """Dropout where samples go one by one."""
+
+    def __init__(self):
+        super().__init__()
+        self.r, self.h = nn.LSTM(4, 8, num_layers=2, dropout=0.5, batch_first=True), nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.h(self.r(x.reshape(-1, 3, 4))[0][:, -1])
+
+
+@pytest.mark.parametrize("make", [Remembers, Writes, Drops])
+@pytest.mark.filterwarnings("ignore")
+def test_nothing_is_carried_from_one_sample_to_the_next(make):
+    torch.manual_seed(0)
+    found = influence(case(make()))
+    assert 0.3 < max(found.removed, found.replaced) <= 1.0
+
+
+def test_dropout_draws_from_a_secret_seed():
+    """The same global seed, other masks: a server that guesses the seed knows nothing."""
+    masks = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        private = Private(
+            nn.Sequential(nn.Dropout(0.5), nn.Linear(12, 1, bias=False)),
+            lambda out, _y: out.sum(),
+            batch_size=B,
+            clip=1e3,
+        )
+        private.add(torch.ones(B, 12), torch.zeros(B))
+        masks.append(private._sum.clone())
+    assert not torch.equal(*masks)
+
+
+def test_goals_for_so_many_participations_are_not_for_poisson_samples():
+    for goal in ({"epsilon": 5.0}, {"max_reconstruction": (0.1, 0.01)}):
+        with pytest.raises(BadValue, match="Poisson"):
+            next(Private(two_layers(), **goal).batches((X, Y), 2, sampling="poisson"))
+    private = Private(two_layers(), bits=72)
+    for x, y in private.batches((X, Y), 1, sampling="poisson"):
+        private.step(torch.optim.SGD(private.model.parameters(), lr=0.1), x, y)
+    assert f"{private.epsilon():.3g}" in private.meaning()

@@ -18,7 +18,6 @@ from qbi.errors import BadValue
 from qbi.metrics import mean_interval
 from qbi.models import image_cnn
 from qbi.private import Private
-from qbi.private.keystream import repeated_keys
 from qbi.randomness import derive_seed, generator
 from qbi.records import ImageData
 from qbi.theory import guarantees
@@ -181,9 +180,16 @@ def _private(model: nn.Module, cell: Cell, size: int) -> Private:
     bits = guarantees.bits(cell.noise) if cell.noise else 1e12
     augment = _versions if cell.remedy == "augmented" else None
     private = Private(
-        model, batch_size=size, bits=bits, clip=cell.clip, total=math.inf, augment=augment, at_once=min(size, 256)
+        model,
+        batch_size=size,
+        bits=bits,
+        clip=cell.clip,
+        total=math.inf,
+        augment=augment,
+        at_once=min(size, 256),
+        graphs=True,
     )
-    private._keys = repeated_keys(derive_seed(cell.seed, "noise"))
+    private._repeat(derive_seed(cell.seed, "noise"))
     return private
 
 

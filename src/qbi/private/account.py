@@ -27,6 +27,8 @@ class Account:
     data: str = "data"
     total: float | None = None
     participations: float = 0.0
+    here: boundary.Boundary | None = None
+    """The boundary that admitted the training."""
 
     def __post_init__(self) -> None:
         if self.total is None:
@@ -46,7 +48,7 @@ class Account:
                 f"the budget is used up: {self.bits:.4g} of {self.total:.4g} bits about each sample have left in {self.participations:g} "
                 f"participations, and one more costs {more:.3g}. State a larger total= before training, or stop here."
             )
-        here = boundary.current()
+        here = self.here or boundary.current()
         if here is not None:
             here.charge(more)
         if self.ledger is not None and (here is None or here.ledger != self.ledger.path.resolve()):

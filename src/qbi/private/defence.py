@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from qbi.federation.client import Loss, client_batch, default_loss
 from qbi.private.goal import Budget
-from qbi.private.keystream import repeated_keys
 from qbi.private.step import Private
 from qbi.randomness import Draws, SystemEntropy, random_integer
 from qbi.records import Update
@@ -47,7 +46,7 @@ class PrivateStep:
             own, loss, batch_size=count, clip=self.budget.clip, bits=self.budget.bits(1), total=float("inf")
         )
         if not isinstance(generator, SystemEntropy):
-            private._keys = repeated_keys(random_integer(generator))
+            private._repeat(random_integer(generator))
         optimiser = torch.optim.SGD(own.parameters(), lr=1.0)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)

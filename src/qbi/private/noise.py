@@ -33,9 +33,9 @@ BLOCK = 2**15
 """Pairs that are worked on at once: what a core's cache holds."""
 
 
-def noise_slack(values: int) -> float:
-    """2Pη: what the sampler's inexactness adds to ε, and, divided by ln 2, to bits."""
-    return 2 * values * CELL_ERROR
+def noise_slack(values: int, spread: float = SPREAD) -> float:
+    """2Pη: what the sampler's inexactness adds to ε, and, divided by ln 2, to bits; η grows with the spread."""
+    return 2 * values * CELL_ERROR * spread / SPREAD
 
 
 def pairs_of(stream: AesStream, pairs: int, spread: float) -> tuple[Tensor, Tensor]:

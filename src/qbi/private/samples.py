@@ -55,6 +55,7 @@ class Evaluator:
         if not self.parameters:
             raise BadValue("private: no weight of the model is trained; set requires_grad on those that are.")
         refuse_mixing(model)
+        refuse_odd_weights(self.parameters)
         self.shapes = {n: p.shape for n, p in self.parameters.items()}
         names = {id(t): n for n, t in (*model.named_parameters(), *model.named_buffers())}
         self.places = {
@@ -70,11 +71,15 @@ class Evaluator:
     def plan(self, inputs: Any, targets: Any, most: int) -> Plan:
         """Find out, on zeros, how the model is run; `most` samples at once."""
         x, y = tree_map(lambda v: v.new_zeros((2, *v.shape[1:])), (inputs, targets))
+        reached = self._reached(x, y)
         plan = Plan()
         for _ in range(3 + len(self.parameters)):
             try:
                 uses, unknown, losses, roots = self._mapped(x, y, plan)
-                torch.autograd.grad(losses.sum(), [*(u.out for u in uses), *roots.values()], allow_unused=True)
+                wanted = [*(u.out for u in uses), *roots.values()]
+                if wanted:
+                    torch.autograd.grad(losses.sum(), wanted, allow_unused=True)
+                unknown |= reached - plan.whole - {n for u in uses for n in u.names}
             except QbiError:
                 raise
             except Exception as problem:
@@ -110,10 +115,10 @@ class Evaluator:
             )
         names = sorted(plan.whole)
         wanted = [*(use.out for use in uses), *(roots[n] for n in names)]
-        gradients = torch.autograd.grad(losses.sum(), wanted, materialize_grads=True)
+        gradients = torch.autograd.grad(losses.sum(), wanted, materialize_grads=True) if wanted else ()
         with exact_arithmetic(used.device):
             parts = [returned(use, back) for use, back in zip(uses, gradients, strict=False)]
-            whole = dict(zip(names, gradients[len(uses) :], strict=True))
+            whole = {n: _dense(g) for n, g in zip(names, gradients[len(uses) :], strict=True)}
             return add_clipped(sums, parts, whole, clip, used), losses.detach()
 
     def _mapped(self, inputs: Any, targets: Any, plan: Plan) -> tuple[list[Use], set[str], Tensor, dict[str, Tensor]]:
@@ -133,7 +138,7 @@ class Evaluator:
             return value + each.to(value.dtype)
 
         attention = sdpa_kernel(SDPBackend.MATH) if plan.plain_attention else contextlib.nullcontext()
-        with _quietly(), attention:
+        with _quietly(), attention, _forgetful(self.model):
             losses = vmap(one, randomness="different")(torch.zeros(samples, device=device), roots, inputs, targets)
         return seen[0].uses, seen[0].unknown, losses, roots
 
@@ -145,18 +150,41 @@ class Evaluator:
             torch.zeros(len(used), device=used.device),
         )
         fine = torch.ones_like(used)
+        # A seed for every place, also for empty ones: dropout of one sample does not depend on who else is there.
+        seeds = torch.randint(2**62, (len(used),)).tolist()
         for number in used.nonzero()[:, 0].tolist():
             x, y = tree_map(lambda v, number=number: v[number], (inputs, targets))
-            values = self._values()
+            # Copies: what a forward pass writes into them is gone with the sample.
+            values = {n: v.clone() for n, v in self._values().items()}
             own = {n: values[n].requires_grad_() for n in self.parameters}
-            with torch.enable_grad(), _quietly():
+            with torch.enable_grad(), _quietly(), _forgetful(self.model), torch.random.fork_rng(devices=[]):
+                torch.manual_seed(seeds[number])
                 value = self._loss(values, x, y)
             gradients = torch.autograd.grad(value, list(own.values()), materialize_grads=True)
             with exact_arithmetic(used.device):
-                whole = {n: g[None] for n, g in zip(own, gradients, strict=True)}
+                whole = {n: _dense(g)[None] for n, g in zip(own, gradients, strict=True)}
                 seen = add_clipped(sums, [], whole, clip, used.new_ones(1))
             norms[number], fine[number], losses[number] = seen.norms[0], seen.fine[0], value.detach().float()
         return Seen(norms, fine), losses
+
+    def _reached(self, x: Any, y: Any) -> set[str]:
+        """The parameters that a sample's loss depends on, by one plain pass on zeros; refuses uses beside the model's own call."""
+        first = tree_map(lambda v: v[0], (x, y))
+        values = {n: v.clone() for n, v in self._values().items()}
+        own = {n: values[n].requires_grad_() for n in self.parameters}
+        with torch.enable_grad(), _quietly(), _forgetful(self.model), torch.random.fork_rng(devices=[]):
+            value = self._loss(values, *first)
+        if not value.requires_grad:
+            return set()
+        wanted = [*self.parameters.values(), *own.values()]
+        found = torch.autograd.grad(value, wanted, allow_unused=True)
+        for name, outside in zip(self.parameters, found, strict=False):
+            if outside is not None:
+                raise BadValue(
+                    f"private: “{name}” is used beside the model's own call, in the loss or kept in a list, where its gradient cannot be "
+                    "followed. Use weights inside the model only; a penalty on weights goes into Private(penalty=...)."
+                )
+        return {n for n, g in zip(own, found[len(self.parameters) :], strict=True) if g is not None}
 
     def _values(self) -> dict[str, Tensor]:
         """Parameters and copies of the buffers, by name: a forward pass cannot change a buffer of the model."""
@@ -190,6 +218,45 @@ def refuse_mixing(model: nn.Module) -> None:
                 f"private: “{name}” ({type(part).__name__}) is in training mode: it joins the samples of a batch, and its statistics would leave "
                 "without noise. Use GroupNorm (qbi.with_group_norm(model) converts a model), or put it into eval()."
             )
+
+
+def refuse_odd_weights(parameters: Mapping[str, Tensor]) -> None:
+    """Weights whose gradients the step would not form as training expects."""
+    for name, parameter in parameters.items():
+        if parameter.is_complex() or parameter.is_sparse:
+            kind = "complex" if parameter.is_complex() else "sparse"
+            raise BadValue(
+                f"private: “{name}” is {kind}; store it as plain numbers (torch.view_as_real), or freeze it."
+            )
+        if parameter._backward_hooks:
+            raise BadValue(
+                f"private: “{name}” has a hook on its gradient, which the step does not run; freeze the weights that are not to move."
+            )
+
+
+def _dense(gradient: Tensor) -> Tensor:
+    return gradient.to_dense() if gradient.is_sparse else gradient
+
+
+@contextlib.contextmanager
+def _forgetful(model: nn.Module) -> Iterator[None]:
+    """What modules keep in attributes of their own (a last state, a running mean, a list) is as before when samples are done."""
+    kept = [
+        (m, {k: _copied(v) for k, v in vars(m).items() if k not in ("_parameters", "_buffers", "_modules")})
+        for m in model.modules()
+    ]
+    try:
+        yield
+    finally:
+        for module, attributes in kept:
+            own = vars(module)
+            for name in [k for k in own if k not in attributes and k not in ("_parameters", "_buffers", "_modules")]:
+                del own[name]
+            own.update(attributes)
+
+
+def _copied(value: Any) -> Any:
+    return value.copy() if type(value) in (list, dict, set) else value.clone() if type(value) is Tensor else value
 
 
 def with_group_norm(model: nn.Module) -> nn.Module:

@@ -9,6 +9,7 @@ private.state_dict()        # what may leave
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Unpack
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +22,7 @@ from qbi.private.account import Account
 from qbi.private.clipping import Seen
 from qbi.private.goal import Budget, Goal
 from qbi.private.graphs import Graphed
-from qbi.private.keystream import Keys, system_key
+from qbi.private.keystream import Keys, repeated_keys, system_key
 from qbi.private.ledger import Ledger
 from qbi.private.noise import noise_slack
 from qbi.private.release import Grid, release
@@ -95,6 +96,8 @@ class Private:
         average: keep a running average of the released weights, with this decay; see `state_dict`.
         augment: a function from one sample (x, y) to several in one tensor; their mean loss is the sample's.
         at_once: samples that are evaluated at once; fewer take less memory.
+        graphs: on a GPU, record the step as a CUDA graph: several times faster for small models. Numbers that Python code changes from step to
+            step (a temperature, a loss's weight) are then those of the first step.
         goal: `bits`, `max_reconstruction=(γ, κ)`, `epsilon` (with `delta`) or `preset`; `participations`, for which the goal is stated;
             `clip`. See `Budget.for_goal`.
 
@@ -121,6 +124,7 @@ class Private:
         average: float | None = None,
         augment: Augment | None = None,
         at_once: int = AT_ONCE,
+        graphs: bool = False,
         **goal: Unpack[Goal],
     ) -> None:
         if at_once < 1 or (average is not None and not 0 < average < 1):
@@ -128,7 +132,7 @@ class Private:
                 f"private: at_once is {at_once}, average {average}; at_once is at least 1, average lies in (0, 1)."
             )
         self.model, self.penalty, self.average, self.at_once = model, penalty, average, at_once
-        self.budget = Budget.for_goal(**goal)
+        self.budget, self._goal, self._graphs = Budget.for_goal(**goal), goal, graphs
         book = Ledger(ledger) if isinstance(ledger, str) else ledger
         self.account = Account(self.budget, book, data, total)
         self.evaluator = Evaluator(model, loss, augment)
@@ -143,12 +147,15 @@ class Private:
         self._sums = {n: part.view(s) for (n, s), part in zip(shapes.items(), parts, strict=True)}
         self._seen = torch.zeros(5, dtype=torch.float64, device=device)
         self._keys: Keys = system_key
+        self._seeds: Keys = system_key
         self._graphed = Graphed(model)
         self._plan: Plan | None = None
         self._mode: tuple[bool, ...] = ()
         self._form: Any = None
         self._drawn: int | None = None
         self._draws: list[tuple[str, float, int]] = []
+        self._added = 0
+        self._optimisers: WeakKeyDictionary[torch.optim.Optimizer, Any] = WeakKeyDictionary()
         self._history: list[StepReport] = []
         self._mean: dict[str, Tensor] | None = None
         self._gradients: Tensor | None = None
@@ -172,8 +179,14 @@ class Private:
         """
         data = drawing.as_dataset(dataset)
         drawing.check(len(data), batch_size)
+        self._refuse_goal(sampling)
         self.batch_size = batch_size
         for _ in range(epochs):
+            if self._added:
+                raise BadValue(
+                    "private: samples were added and not released before the next pass; they could come again in the same sum. "
+                    "Call step(optimiser) at the end of each pass."
+                )
             self._spend(drawing.participations(len(data), batch_size, sampling))
             chosen = drawing.draws(len(data), batch_size, sampling)
             self._draws.append((sampling, batch_size / len(data), len(chosen)))
@@ -187,6 +200,15 @@ class Private:
         count = _count(inputs, targets)
         self._admit(inputs, targets, count)
         self._check_weights()
+        try:
+            self._add_all(inputs, targets, count)
+        except BaseException:
+            # Part of a batch must not be released, nor come twice.
+            self._start_sums()
+            raise
+        self._added += 1
+
+    def _add_all(self, inputs: Any, targets: Any, count: int) -> None:
         device = next(iter(self.evaluator.parameters.values())).device
         inputs, targets = tree_map(lambda v: v.to(device), (inputs, targets))
         assert self.batch_size is not None
@@ -198,10 +220,23 @@ class Private:
             if not self._plan.mapped:
                 log.warning("samples go one by one, which is slow: %s", self._plan.reason)
         size = self._plan.at_once
+        with torch.random.fork_rng(devices=[]):
+            self._seed(device)
+            self._add_parts(inputs, targets, count, size, device)
+
+    def _seed(self, device: torch.device) -> None:
+        """Dropout and samplers draw from a secret seed: what one sample draws tells nothing of how much others drew."""
+        secret = int.from_bytes(self._seeds()[:8], "little") >> 1
+        torch.default_generator.manual_seed(secret)
+        if device.type == "cuda":
+            torch.cuda.manual_seed(secret)
+
+    def _add_parts(self, inputs: Any, targets: Any, count: int, size: int, device: torch.device) -> None:
+        assert self._plan is not None
         for start in range(0, count, size):
             x, y = tree_map(lambda v, start=start: _filled(v[start : start + size], size), (inputs, targets))
             used = torch.arange(size, device=device) < count - start
-            if device.type == "cuda" and self._plan.mapped:
+            if self._graphs and device.type == "cuda" and self._plan.mapped:
                 self._graphed(self._add, x, y, used)
             else:
                 self._add(x, y, used)
@@ -225,9 +260,10 @@ class Private:
             self.add(inputs, targets)
         if self.batch_size is None:
             raise BadValue("private: nothing was given to this step; call step(optimiser, x, y).")
+        self._check_optimiser(optimiser)
         if self._drawn is None:
-            # Not drawn here: the same samples may be in every step.
-            self._spend(1.0)
+            # Not drawn here: the same samples may be in every step, and in every part that was added to it.
+            self._spend(float(max(1, self._added) ** 2))
         self._drawn = None if self._drawn is None else 0
         try:
             self._restore()
@@ -239,6 +275,7 @@ class Private:
             raise
         self.steps += 1
         self._keep()
+        self._optimisers[optimiser] = _mark(optimiser)
         report = StepReport(self._seen.clone())
         self._history = [*self._history[-99:], report]
         self._start_sums()
@@ -264,7 +301,7 @@ class Private:
         sources = [self._kept, *([self._mean] if self._mean is not None else [])]
         if self._gradients is not None:
             sources.append(self._by_name(self._gradients))
-        return [{name: values[own] for name, own in self._trained.items()} for values in sources]
+        return [{name: values[own].clone() for name, own in self._trained.items()} for values in sources]
 
     def _by_name(self, values: Tensor) -> dict[str, Tensor]:
         """A flat tensor over all trained weights, by weight."""
@@ -274,16 +311,28 @@ class Private:
 
     def meaning(self) -> str:
         """What was promised so far, in every unit, and what the sampler's inexactness adds."""
-        times = self.account.participations or 1.0
-        slack = noise_slack(self._sum.numel()) * max(1, self.steps)
-        return f"{self.budget.meaning(times)}; ε is exact to {slack:.2g}. {self.account}."
+        if self._is_poisson():
+            steps = sum(steps for _, _, steps in self._draws)
+            chance = guarantees.poisson_reconstruction(0.01, self.budget.noise, self._draws[0][1], steps)
+            said = (
+                f"at most {self.account.bits:.3g} bits about one sample on average over the draws; a guess of 1 % becomes {100 * chance:.3g} % at most; "
+                f"ε = {self.epsilon():.3g} at δ = {self.budget.delta:g} (Poisson samples; noise {self.budget.noise:.3g}, clip {self.budget.clip:g})"
+            )
+        else:
+            slack = noise_slack(self._sum.numel(), self.grid.spread) * max(1, self.steps)
+            said = f"{self.budget.meaning(self.account.participations or 1.0)}; ε is exact to {slack:.2g}"
+        return f"{said}. {self.account}."
+
+    def _is_poisson(self) -> bool:
+        """Whether all batches were Poisson samples of one rate."""
+        kinds = {(kind, rate) for kind, rate, _ in self._draws}
+        return len(kinds) == 1 and self._draws[0][0] == "poisson"
 
     def epsilon(self, delta: float | None = None) -> float:
         """ε of what was trained so far, the sampler's slack included; by an accountant where all batches were Poisson samples of one rate."""
         at = self.budget.delta if delta is None else delta
-        kinds = {(kind, rate) for kind, rate, _ in self._draws}
-        slack = noise_slack(self._sum.numel()) * self.steps
-        if len(kinds) == 1 and self._draws[0][0] == "poisson":
+        slack = noise_slack(self._sum.numel(), self.grid.spread) * self.steps
+        if self._is_poisson():
             steps = sum(steps for _, _, steps in self._draws)
             return guarantees.poisson_epsilon(at, self.budget.noise, self._draws[0][1], steps) + slack
         # Poisson samples of several rates, or mixed with passes: as if each step had every sample.
@@ -303,6 +352,10 @@ class Private:
 
     # Inside
 
+    def _repeat(self, seed: int) -> None:
+        """Draw noise and dropout from a seed: for experiments whose results are to be repeated. Nothing is private then."""
+        self._keys, self._seeds = repeated_keys(seed), repeated_keys(seed + 1)
+
     def _begin(self) -> None:
         """Take the weights as they are for public."""
         self._mean = None
@@ -313,6 +366,8 @@ class Private:
         here = boundary.current()
         if here is not None:
             here.admit(self, {n: state[n].detach() for n in self._trained}, list(state))
+            # Threads have no context of their own: what is released is charged where it was admitted.
+            self.account.here = here
         self._fixed = {n: v.detach().clone() for n, v in state.items() if n not in self._trained}
         self._gradients = None
         self._kept = {n: p.detach().clone() for n, p in parameters.items()}
@@ -323,6 +378,7 @@ class Private:
     def _start_sums(self) -> None:
         self._sum.zero_()
         self._seen.zero_()
+        self._added = 0
 
     def _spend(self, participations: float) -> None:
         self.account.spend(participations, self.evaluator.parameters.values())
@@ -350,8 +406,39 @@ class Private:
                 "tell of the data. Pad or cut every sample to one shape."
             )
 
+    def _refuse_goal(self, sampling: str) -> None:
+        """Goals that hold for so many participations do not hold for so many on average."""
+        fixed = "max_reconstruction" in self._goal or ("epsilon" in self._goal and "sampled" not in self._goal)
+        if sampling == "poisson" and fixed:
+            raise BadValue(
+                "private: this goal was stated for a number of participations, and Poisson samples have a random one. State epsilon= with "
+                "sampled=(rate, steps), or bits=."
+            )
+
+    def _check_optimiser(self, optimiser: torch.optim.Optimizer) -> None:
+        """Momentum and the like may only hold what was released."""
+        known = self._optimisers.get(optimiser)
+        if (known is None and _mark(optimiser)) or (known is not None and known != _mark(optimiser)):
+            raise BadValue(
+                "private: the optimiser holds a state (momentum, say) that did not come from this private training; it would leave with the weights. "
+                "Create the optimiser anew, and let private.step alone step it."
+            )
+
+    def __deepcopy__(self, memo: Any) -> "Private":
+        raise BadValue("private: a copy would be counted apart; create a Private of its own, with a ledger for both.")
+
+    def __reduce__(self) -> Any:
+        raise BadValue("private: it cannot be stored or sent; store private.state_dict(), and keep a ledger.")
+
     def _check_weights(self) -> None:
-        """Weights may only move by released steps."""
+        """The weights that are trained stay the same ones, and only released steps move them."""
+        now = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
+        if now.keys() != self.evaluator.parameters.keys() or any(
+            now[n] is not p for n, p in self.evaluator.parameters.items()
+        ):
+            raise BadValue(
+                "private: weights were added, replaced, frozen or freed since Private was created; create it anew."
+            )
         for name, parameter in self.evaluator.parameters.items():
             if parameter._version != self._versions[name] and not torch.equal(parameter.detach(), self._kept[name]):
                 raise BadValue(
@@ -398,8 +485,19 @@ class Private:
             value.lerp_(self._kept[name], 1 - self.average)
 
 
+def _mark(optimiser: torch.optim.Optimizer) -> tuple[tuple[int, int], ...]:
+    """Which tensors an optimiser keeps, and how often each was written."""
+    kept = tree_leaves([dict(state) for state in optimiser.state.values()])
+    return tuple((id(v), v._version) for v in kept if isinstance(v, Tensor))
+
+
 def _count(inputs: Any, targets: Any) -> int:
-    counts = {len(v) for v in tree_leaves((inputs, targets))}
+    leaves = tree_leaves((inputs, targets))
+    if not leaves or not all(isinstance(v, Tensor) and v.dim() for v in leaves):
+        raise BadValue(
+            "private: inputs and targets are tensors with one row for each sample, alone or in tuples and dictionaries."
+        )
+    counts = {len(v) for v in leaves}
     if len(counts) != 1:
         raise BadValue(
             f"private: inputs and targets have {sorted(counts)} samples; every tensor has one row for each sample."

@@ -76,7 +76,8 @@ class Capture(TorchFunctionMode):
                 self.unknown |= names - explained
                 return out
         out = func(*args, **kwargs)
-        if any(isinstance(v, Tensor) for v in _flat((out,))):
+        # What returns nothing may have written the parameter somewhere.
+        if out is None or any(isinstance(v, Tensor) for v in _flat((out,))):
             self.unknown |= names
         return out
 
@@ -86,6 +87,9 @@ class Capture(TorchFunctionMode):
 
     def use(self, kind: Kind, given: Tensor, out: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         """Remember a use; the output to go on with."""
+        if (again := self.name_of(given)) is not None:
+            # A parameter that also goes in: this use says only half of it.
+            self.unknown.add(again)
         if not is_batchedtensor(out):
             out = out + self.each.to(out.dtype)
         if maybe_get_level(out) != self.level or (is_batchedtensor(given) and maybe_get_level(given) != self.level):

@@ -34,6 +34,8 @@ def operation(*functions: Callable[..., Any]) -> Callable[[Handler], Handler]:
 @operation(F.linear)
 def linear(capture: Capture, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
     """x·Wᵀ + b."""
+    if bias is not None and bias.shape != weight.shape[:1]:
+        return NotImplemented
     out = F.linear(input, weight, bias)
     return capture.use(Pairs(tuple(weight.shape)), input, out, weight, bias)
 
@@ -41,7 +43,7 @@ def linear(capture: Capture, input: Tensor, weight: Tensor, bias: Tensor | None 
 @operation(torch.addmm, Tensor.addmm)
 def addmm(capture: Capture, bias: Tensor, input: Tensor, weight: Tensor, **options: Any) -> Any:
     """b + x·W, as GPT-2 writes its linear layers."""
-    if options or bias.dim() != 1 or input.dim() != 2:
+    if options or bias.shape != weight.shape[1:] or input.dim() != 2:
         return NotImplemented
     out = torch.addmm(bias, input, weight)
     return capture.use(Pairs(tuple(weight.shape), transposed=True), input, out, weight, bias)

@@ -58,6 +58,7 @@ def leak_guard(msg: Message, ctxt: Context, call_next: Next) -> Message:
 
 
 def _mod(msg: Message, ctxt: Context, call_next: Next, fixed: Mapping[str, str | int | float]) -> Message:
+    before = _spent(ctxt)
     try:
         own = {k: v for k, v in ctxt.node_config.items() if k.startswith(PREFIX)}
         settings = SiteSettings.of({**own, **fixed})
@@ -72,11 +73,12 @@ def _mod(msg: Message, ctxt: Context, call_next: Next, fixed: Mapping[str, str |
             return _reply(answer)
 
         kind = msg.metadata.message_type.split(".")[0]
-        passed = guarded_round(settings, _sent(msg), work, trains=kind == MessageType.TRAIN, spent=_spent(ctxt))
+        passed = guarded_round(settings, _sent(msg), work, trains=kind == MessageType.TRAIN, spent=before)
         content = _content(passed.reply, kinds, known)
         if not settings.ledger:
-            ctxt.state[SPENT] = ConfigRecord({"bits": _spent(ctxt) + passed.bits})
-    except Exception as problem:  # whatever it is, it must not leave, nor its words
+            ctxt.state[SPENT] = ConfigRecord({"bits": before + passed.bits})
+    except (Exception, SystemExit) as problem:  # whatever it is, it must not leave, nor its words
+        ctxt.state[SPENT] = ConfigRecord({"bits": before})  # whatever the client's code did to it
         theirs = None if isinstance(problem, QbiError) else problem
         log.warning("qbi guard, not answered: %s", reason(problem), exc_info=theirs)
         return Message(Error(CODE, REFUSED), reply_to=msg)
