@@ -51,6 +51,9 @@ FEW_POSITIONS = 32
 MOST_FORMED = 2**28
 """Values of samples' gradients that are held at once (1 GiB)."""
 
+MOST_FORMED_ON_CPU = 2**26
+"""The same where fresh memory is what costs (256 MiB)."""
+
 
 @dataclass(frozen=True)
 class Seen:

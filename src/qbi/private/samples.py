@@ -18,7 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_leaves, tree_map
 
 from qbi.errors import BadValue, QbiError, first_line
-from qbi.private.clipping import MOST_FORMED, Seen, add_clipped, formed_values, returned
+from qbi.private.clipping import MOST_FORMED, MOST_FORMED_ON_CPU, Seen, add_clipped, formed_values, returned
 from qbi.uses import Capture, Use
 
 Loss = Callable[[Any, Any], Tensor]
@@ -99,7 +99,8 @@ class Evaluator:
             else:
                 break
         each = formed_values(uses, {n: self.shapes[n] for n in plan.whole}, self.shapes)
-        limit = max(1, min(most, MOST_FORMED // max(1, each)))
+        held = MOST_FORMED if next(iter(self.parameters.values())).device.type == "cuda" else MOST_FORMED_ON_CPU
+        limit = max(1, min(most, held // max(1, each)))
         return replace(plan, at_once=-(-most // -(-most // limit)))  # even parts
 
     def add(
