@@ -1,7 +1,9 @@
 """The example's federation."""
 
 import statistics
+
 from scipy import stats
+
 from tables.reading import load, table
 
 
