@@ -179,8 +179,8 @@ FAULTS = [
     ),
     (
         "private/step.py",
+        "            self._spend(float(max(1, self._added) ** 2))\n",
         "            self._spend(1.0)\n",
-        "            pass\n",
         "test_ledger.py",
     ),
     (

@@ -156,9 +156,11 @@ def test_a_damaged_file_is_refused_with_a_sentence_and_nothing_is_trained(tmp_pa
     with pytest.raises(DataError, match="cannot be read or written"):
         private.step(optimiser, *DATA)
     assert torch.equal(weights(private), before)
-    with pytest.raises(DataError, match="cannot be read or written"):
-        next(private.batches(DATA, 4))
     assert private.account.participations == 0
+    drawing, _ = training(ledger=str(path))
+    with pytest.raises(DataError, match="cannot be read or written"):
+        next(drawing.batches(DATA, 4))
+    assert drawing.account.participations == 0
     code, said = qbi_here("ledger", path)
     assert code == 2
     assert "Traceback" not in said
@@ -282,6 +284,10 @@ def test_without_batches_every_step_is_a_participation_of_everybody():
     for _ in range(3):
         private.step(optimiser, DATA[0][:4], DATA[1][:4])
     assert private.account.participations == 3
+    for _ in range(3):
+        private.add(DATA[0][:4], DATA[1][:4])  # the same samples may stand in all three parts: three times the length
+    private.step(optimiser)
+    assert private.account.participations == 3 + 9
     nobody, optimiser = training()
     with pytest.raises(BadValue, match="how many samples make a batch"):
         nobody.step(optimiser, *DATA)

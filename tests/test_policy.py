@@ -242,16 +242,19 @@ def test_only_trained_weights_get_gradients_and_parts_stay_in_their_mode():
             torch.testing.assert_close(p.grad, again.get_parameter(n).grad)
 
 
-@pytest.mark.parametrize("policy", ["auto", "report"])
-def test_a_step_that_is_over_keeps_no_model_alive(policy):
+@pytest.mark.parametrize("policy", ["auto", "report", "private"])
+def test_training_that_is_over_keeps_no_model_alive(policy):
     """A simulation's worker trains hundreds of clients: their models and gradients go with them, not with the next collection."""
 
     def training():
         model, x, y = leaking()
-        for _ in range(2):
+        if policy == "private":
+            privately(model, torch.optim.SGD(model.parameters(), lr=0.1), x, y, batch_size=4)
+        else:
             defended_step(model, x, y, policy)
         return [weakref.ref(p) for p in model.parameters()]
 
+    training()  # torch keeps the first model that it meets in a process
     gc.collect()
     gc.disable()
     try:
@@ -312,9 +315,9 @@ def a_round(settings, train, sent=None, **options):
     return sent, guarded_round(settings, sent, work, trains=True, **options)
 
 
-def privately(model, optimiser, x, y, **settings):
-    private = qbi.Private(model, **settings)
-    for some, targets in private.batches((x, y), 20):
+def privately(model, optimiser, x, y, batch_size=20):
+    private = qbi.Private(model)
+    for some, targets in private.batches((x, y), batch_size):
         private.step(optimiser, some, targets)
     return private.state_dict()
 

@@ -244,3 +244,51 @@ def test_writing_into_what_was_released_changes_nothing():
         private.released()[0]["0.weight"].fill_(7.0)
         boundary.check_arrays(private.state_dict())
         assert float(private.state_dict()["0.weight"].max()) < 7
+
+
+def test_what_was_sent_is_a_copy():
+    """A model that took the arrays themselves, and moved them, does not pass for what was sent."""
+    sent = {n: v.clone() for n, v in SENT.items()}
+
+    def work():
+        model = make()
+        model.load_state_dict(sent, assign=True)
+        with torch.no_grad():
+            model[0].weight += X[0, :1]
+        return Reply({"arrays": model.state_dict()}, {})
+
+    with pytest.raises(NotReleased):
+        guarded_round(SiteSettings(inspect="off"), sent, work, trains=True)
+
+
+def test_a_body_that_saw_data_is_not_frozen_into_the_start():
+    model = make()
+    F.cross_entropy(model(X), Y).backward()
+    torch.optim.SGD(model[0].parameters(), lr=1.0).step()
+    model[0].requires_grad_(False)
+    with inside(Boundary(SENT)), pytest.raises(NotReleased, match=r"0\.weight"):
+        Private(model)
+
+
+def test_charges_of_a_refused_round_are_told():
+    told = []
+
+    def work():
+        trained(make(), steps=3)
+        raise KeyError("after the steps")
+
+    with pytest.raises(KeyError):
+        guarded_round(SiteSettings(inspect="off"), SENT, work, trains=True, told=told.append)
+    assert sum(told) == pytest.approx(30)
+
+
+@pytest.mark.parametrize("value", [torch.zeros(9), {"a": 1}, {1, 2}, object()])
+def test_values_of_other_kinds_do_not_leave(value):
+    with pytest.raises(NotReleased):
+        Boundary(SENT, read_names("raw")).check_numbers({"raw": value})
+
+
+def test_large_numbers_are_charged_for_what_they_say():
+    boundary = Boundary(SENT, read_names("raw"))
+    boundary.check_numbers({"raw": 10**3000})
+    assert boundary.spent > 9000

@@ -526,3 +526,159 @@ def test_goals_for_so_many_participations_are_not_for_poisson_samples():
     for x, y in private.batches((X, Y), 1, sampling="poisson"):
         private.step(torch.optim.SGD(private.model.parameters(), lr=0.1), x, y)
     assert f"{private.epsilon():.3g}" in private.meaning()
+
+
+def sum_of(private, x=X, y=Y):
+    private.add(x, y)
+    return private._sum.clone()
+
+
+def test_frozen_weights_and_buffers_stay_as_they_were_at_the_beginning():
+    """A body that was trained on raw data meanwhile, statistics that moved, a stale gradient of a frozen weight."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(12, 8), nn.BatchNorm1d(8).eval(), nn.ReLU(), nn.Linear(8, 3))
+    model[0].requires_grad_(False)
+    before = sum_of(Private(model, batch_size=B))
+    private = Private(model, batch_size=B, total=math.inf)
+    model[1].train()(torch.randn(9, 8) * 30)
+    model[1].eval()
+    model[0].weight.data += 3.0
+    assert torch.equal(sum_of(private), before)
+    model[0].weight.grad = torch.ones_like(model[0].weight)
+    frozen = model[0].weight.detach().clone()
+    private.step(torch.optim.SGD(model.parameters(), lr=0.5))
+    assert torch.equal(model[0].weight, frozen)
+
+
+def test_steps_taken_behind_torch_s_back_do_not_steer_the_sum():
+    model = two_layers()
+    private = Private(model, batch_size=B, total=math.inf)
+    before = sum_of(private)
+    private._start_sums()
+    for p in model.parameters():
+        p.data -= 0.2
+    assert torch.equal(sum_of(private), before)
+
+
+def test_poisson_batches_are_released_one_by_one_and_passes_one_after_the_other():
+    private = Private(two_layers(), bits=1, total=1000)
+    drawn = private.batches((X, Y), 2, sampling="poisson")
+    private.add(*next(drawn))
+    with pytest.raises(BadValue, match="next batch"):
+        next(drawn)
+    other = Private(two_layers(), bits=1, total=1000)
+    one, two = other.batches((X, Y), 2), other.batches((X, Y), 2)
+    next(one)
+    next(two)
+    with pytest.raises(BadValue, match="another pass"):
+        next(one)
+
+
+class Keeps(nn.Module):
+    """State deep inside attributes: a deque, a list of tensors written in place, an object, a generator."""
+
+    def __init__(self):
+        super().__init__()
+        from collections import deque
+        from types import SimpleNamespace
+
+        self.a, self.queue, self.cache = (
+            nn.Linear(12, 3),
+            deque([0.0], maxlen=2),
+            SimpleNamespace(sum=[torch.zeros(12)]),
+        )
+        self.draws = torch.Generator().manual_seed(0)
+
+    def forward(self, x):
+        out = self.a(x + self.queue[-1] + self.cache.sum[0] + torch.rand((), generator=self.draws))
+        self.queue.append(float(x.sum()) * 100)
+        self.cache.sum[0] += x.detach()[0] * 100
+        return out
+
+
+class Centre(nn.Module):
+    """A loss with a buffer of its own, written in place."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("c", torch.zeros(3))
+
+    def forward(self, out, y):
+        value = F.cross_entropy(out - self.c, y)
+        self.c += float(out.sum())
+        return value
+
+
+def remembering():
+    """A loss with a list in its closure."""
+    bank = [0.0]
+
+    def loss(out, y):
+        value = F.cross_entropy(out * (1 + bank[-1]), y)
+        bank.append(float(out.sum()) * 100)
+        return value
+
+    return loss
+
+
+@pytest.mark.parametrize(
+    ("make", "loss"), [(Keeps, F.cross_entropy), (two_layers, Centre()), (two_layers, remembering())]
+)
+@pytest.mark.filterwarnings("ignore")
+def test_nothing_deep_inside_is_carried_from_one_sample_to_the_next(make, loss):
+    torch.manual_seed(0)
+    found = influence(case(make(), loss))
+    assert 0.3 < max(found.removed, found.replaced) <= 1.0
+
+
+class Chance(nn.Module):
+    """Layers dropped by Python's own random numbers, where samples go one by one."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(12, 3), nn.Linear(12, 3)
+
+    def forward(self, x):
+        import random
+
+        return self.a(x) if random.random() < 0.5 + 0 * float(x.sum()) else self.b(x)
+
+
+def test_one_by_one_python_s_random_numbers_are_a_sample_s_own():
+    import random
+
+    torch.manual_seed(0)
+    random.seed(0)
+    found = influence(case(Chance()))
+    assert 0.3 < max(found.removed, found.replaced) <= 1.0
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_weight_with_one_use_that_is_seen_and_one_that_is_not():
+    torch.manual_seed(0)
+    hidden = torch.jit.script(nn.Linear(12, 12, bias=False))
+    model = Of(lambda m, x: m.h(m.s(F.linear(x, m.s.weight))), s=hidden, h=nn.Linear(12, 3))
+    found = formed(model)
+    for n, expected in loop(model, F.cross_entropy, X, Y).items():
+        torch.testing.assert_close(found[n], expected, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_stage_that_begins_later_is_planned_anew():
+    torch.manual_seed(0)
+    model = Of(
+        lambda m, x: m.h(x) + (m.late(x) if m.stage else 0), h=nn.Linear(12, 3), late=torch.jit.script(nn.Linear(12, 3))
+    )
+    model.stage = False
+    private = Private(model, bits=1e20, clip=1e3, total=math.inf, batch_size=B)
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.0)
+    private.step(optimiser, X, Y)
+    model.stage = True
+    private.step(optimiser, X, Y)
+    found = model.late.weight.grad * B
+    torch.testing.assert_close(found, loop(model, F.cross_entropy, X, Y)["late.weight"], rtol=1e-3, atol=1e-4)
+
+
+def test_a_loss_that_is_constant_for_a_sample_has_no_gradient():
+    model = Of(lambda m, x: m.h(x) if float(x.sum()) > 0 else torch.zeros(1, 3), h=nn.Linear(12, 3))
+    Private(model, batch_size=B).step(torch.optim.SGD(model.parameters(), lr=0.1), X, Y)

@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
+from weakref import ReferenceType
 
 from torch import Tensor
 
@@ -27,8 +28,8 @@ class Account:
     data: str = "data"
     total: float | None = None
     participations: float = 0.0
-    here: boundary.Boundary | None = None
-    """The boundary that admitted the training."""
+    admitted: ReferenceType[boundary.Boundary] | None = None
+    """The boundary that admitted the training, which is not kept alive."""
 
     def __post_init__(self) -> None:
         if self.total is None:
@@ -48,7 +49,7 @@ class Account:
                 f"the budget is used up: {self.bits:.4g} of {self.total:.4g} bits about each sample have left in {self.participations:g} "
                 f"participations, and one more costs {more:.3g}. State a larger total= before training, or stop here."
             )
-        here = self.here or boundary.current()
+        here = self.admitted() if self.admitted is not None else boundary.current()
         if here is not None:
             here.charge(more)
         if self.ledger is not None and (here is None or here.ledger != self.ledger.path.resolve()):

@@ -66,6 +66,14 @@ class Boundary:
     spent: float = 0.0
     sources: list[Source] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        # A copy: what was sent must not change with a model that took it as it was.
+        self.sent = {n: v.detach().clone() for n, v in self.sent.items()}
+
+    def was_sent(self, name: str, names: Sequence[str]) -> bool:
+        """Whether the server sent an array of that name, or, where it sent none with names, of a model with as many."""
+        return name in self.sent or (_unnamed(self.sent) and len(names) == len(self.sent))
+
     def charge(self, bits: float) -> None:
         """So many bits are about to leave; raises where that is more than may."""
         if self.spent + bits > self.limit * (1 + 1e-9):
@@ -233,12 +241,18 @@ def _same(known: State, name: str, value: Tensor) -> bool:
 
 def _size(value: Any) -> int:
     """Bytes that a value can say at most."""
+    if isinstance(value, int):
+        return max(8, (value.bit_length() + 7) // 8)
     if isinstance(value, bytes | bytearray):
         return len(value)
     if isinstance(value, str):
         return len(value.encode())
     if isinstance(value, list | tuple):
-        return sum(_size(v) for v in value)
+        return 8 + sum(_size(v) for v in value)
+    if not isinstance(value, float):
+        raise NotReleased(
+            f"boundary: a named value is a {type(value).__name__}; numbers, texts, bytes and lists of them may leave."
+        )
     return 8
 
 

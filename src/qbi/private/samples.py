@@ -6,6 +6,7 @@ batch is filled up to one size: so neither the arithmetic nor its rounding says 
 """
 
 import contextlib
+import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from qbi.errors import BadValue, QbiError, first_line
 from qbi.private.clipping import MOST_FORMED, MOST_FORMED_ON_CPU, Seen, add_clipped, formed_values, returned
+from qbi.private.forgetting import forgetful, seed_all
 from qbi.uses import Capture, Use
 
 Loss = Callable[[Any, Any], Tensor]
@@ -56,6 +58,11 @@ class Evaluator:
             raise BadValue("private: no weight of the model is trained; set requires_grad on those that are.")
         refuse_mixing(model)
         refuse_odd_weights(self.parameters)
+        for name, part in model.named_modules():
+            if isinstance(part, torch.jit.ScriptModule):
+                raise BadValue(
+                    f"private: “{name}” is a compiled script, whose weights cannot be followed; use the plain module."
+                )
         self.shapes = {n: p.shape for n, p in self.parameters.items()}
         names = {id(t): n for n, t in (*model.named_parameters(), *model.named_buffers())}
         self.places = {
@@ -72,8 +79,10 @@ class Evaluator:
         """Find out, on zeros, how the model is run; `most` samples at once."""
         x, y = tree_map(lambda v: v.new_zeros((2, *v.shape[1:])), (inputs, targets))
         reached = self._reached(x, y)
-        plan = Plan()
-        for _ in range(3 + len(self.parameters)):
+        if any(m._backward_hooks or m._backward_pre_hooks for m in self.model.modules()):
+            return Plan(mapped=False, at_once=max(1, most), reason="a module has hooks on its backward pass")
+        plan, checked = Plan(), False
+        for _ in range(5 + len(self.parameters)):
             try:
                 uses, unknown, losses, roots = self._mapped(x, y, plan)
                 wanted = [*(u.out for u in uses), *roots.values()]
@@ -96,6 +105,14 @@ class Evaluator:
                 plan = replace(plan, whole=plan.whole | unknown)
             elif not plan.copies and not all(u.is_intact() for u in uses):
                 plan = replace(plan, copies=True)
+            elif not checked and uses:
+                checked = True
+                try:
+                    fine, why = self._agrees(x, y, plan), "a use of a weight cannot be followed"
+                except Exception as problem:
+                    fine, why = False, f"{type(problem).__name__}: {first_line(problem)}"
+                if not fine:
+                    return Plan(mapped=False, at_once=max(1, most), reason=why)
             else:
                 break
         each = formed_values(uses, {n: self.shapes[n] for n in plan.whole}, self.shapes)
@@ -139,7 +156,7 @@ class Evaluator:
             return value + each.to(value.dtype)
 
         attention = sdpa_kernel(SDPBackend.MATH) if plan.plain_attention else contextlib.nullcontext()
-        with _quietly(), attention, _forgetful(self.model):
+        with _quietly(), attention, self._forgetful():
             losses = vmap(one, randomness="different")(torch.zeros(samples, device=device), roots, inputs, targets)
         return seen[0].uses, seen[0].unknown, losses, roots
 
@@ -158,10 +175,13 @@ class Evaluator:
             # Copies: what a forward pass writes into them is gone with the sample.
             values = {n: v.clone() for n, v in self._values().items()}
             own = {n: values[n].requires_grad_() for n in self.parameters}
-            with torch.enable_grad(), _quietly(), _forgetful(self.model), torch.random.fork_rng(devices=[]):
-                torch.manual_seed(seeds[number])
+            with torch.enable_grad(), _quietly(), self._forgetful(), torch.random.fork_rng(devices=[]):
+                seed_all(seeds[number])
                 value = self._loss(values, x, y)
-            gradients = torch.autograd.grad(value, list(own.values()), materialize_grads=True)
+            if not value.requires_grad:  # the same for every weight
+                gradients: Any = [torch.zeros_like(v) for v in own.values()]
+            else:
+                gradients = torch.autograd.grad(value, list(own.values()), materialize_grads=True)
             with exact_arithmetic(used.device):
                 whole = {n: _dense(g)[None] for n, g in zip(own, gradients, strict=True)}
                 seen = add_clipped(sums, [], whole, clip, used.new_ones(1))
@@ -173,7 +193,7 @@ class Evaluator:
         first = tree_map(lambda v: v[0], (x, y))
         values = {n: v.clone() for n, v in self._values().items()}
         own = {n: values[n].requires_grad_() for n in self.parameters}
-        with torch.enable_grad(), _quietly(), _forgetful(self.model), torch.random.fork_rng(devices=[]):
+        with torch.enable_grad(), _quietly(), self._forgetful(), torch.random.fork_rng(devices=[]):
             value = self._loss(values, *first)
         if not value.requires_grad:
             return set()
@@ -186,6 +206,69 @@ class Evaluator:
                     "followed. Use weights inside the model only; a penalty on weights goes into Private(penalty=...)."
                 )
         return {n for n, g in zip(own, found[len(self.parameters) :], strict=True) if g is not None}
+
+    def _forgetful(self) -> contextlib.AbstractContextManager[None]:
+        """Nothing that the model, the loss or the augmentation keeps is carried to the next sample."""
+        return forgetful(self.model, self.loss, self.augment)
+
+    def _agrees(self, x: Any, y: Any, plan: Plan) -> bool:
+        """Whether gradients by uses are those of autograd, on random numbers; if not, some use was not seen.
+
+        Autograd's come from plain passes, sample by sample, or, where a model draws random numbers, from the same mapped pass with every weight
+        differentiated.
+        """
+        draws = torch.Generator().manual_seed(0)
+
+        def drawn(v: Tensor) -> Tensor:
+            return torch.randn(v.shape, generator=draws).to(v) if v.is_floating_point() else v
+
+        x, y = tree_map(drawn, (x, y))
+        first, again = self._plain(x, y, 0), self._plain(x, y, 1)
+        true = first if _alike(first, again) else self._seeded(x, y, replace(plan, whole=frozenset(self.parameters)))
+        return _alike(true, self._seeded(x, y, plan))
+
+    def _seeded(self, x: Any, y: Any, plan: Plan) -> dict[str, Tensor]:
+        with torch.random.fork_rng(devices=[]):
+            seed_all(0)
+            return self._gradients(x, y, plan)
+
+    def _plain(self, x: Any, y: Any, seed: int) -> dict[str, Tensor]:
+        """The sum over samples of every gradient, by passes of their own."""
+        out = {
+            n: torch.zeros(s, dtype=torch.float64, device=p.device)
+            for (n, s), p in zip(self.shapes.items(), self.parameters.values(), strict=True)
+        }
+        for number in range(2):
+            one = tree_map(lambda v, number=number: v[number], (x, y))
+            values = {n: v.clone() for n, v in self._values().items()}
+            own = {n: values[n].requires_grad_() for n in self.parameters}
+            with torch.enable_grad(), _quietly(), self._forgetful(), torch.random.fork_rng(devices=[]):
+                seed_all(seed)
+                value = self._loss(values, *one)
+            if value.requires_grad:
+                for n, g in zip(
+                    own, torch.autograd.grad(value, list(own.values()), materialize_grads=True), strict=True
+                ):
+                    out[n] += _dense(g)
+        return out
+
+    def _gradients(self, x: Any, y: Any, plan: Plan) -> dict[str, Tensor]:
+        """The sum over samples of every gradient, as a plan forms them."""
+        uses, _, losses, roots = self._mapped(x, y, plan)
+        names = sorted(plan.whole)
+        wanted = [*(use.out for use in uses), *(roots[n] for n in names)]
+        gradients = torch.autograd.grad(losses.sum(), wanted, materialize_grads=True)
+        out = {n: g.double().sum(0) for n, g in zip(names, gradients[len(uses) :], strict=True)}
+        with exact_arithmetic(losses.device):
+            for use, back in zip(uses, gradients, strict=False):
+                part = returned(use, back)
+                if use.weight is not None:
+                    out[use.weight] = out.get(use.weight, 0) + use.kind.weight_gradients(
+                        part.given, part.back
+                    ).double().sum(0)
+                if use.bias is not None:
+                    out[use.bias] = out.get(use.bias, 0) + use.kind.bias_gradients(part.back).double().sum(0)
+        return out
 
     def _values(self) -> dict[str, Tensor]:
         """Parameters and copies of the buffers, by name: a forward pass cannot change a buffer of the model."""
@@ -224,6 +307,10 @@ def refuse_mixing(model: nn.Module) -> None:
 def refuse_odd_weights(parameters: Mapping[str, Tensor]) -> None:
     """Weights whose gradients the step would not form as training expects."""
     for name, parameter in parameters.items():
+        if isinstance(parameter, nn.parameter.UninitializedParameter):
+            raise BadValue(
+                f"private: “{name}” has no shape yet; run the model once on data of the right shape, then create Private."
+            )
         if parameter.is_complex() or parameter.is_sparse:
             kind = "complex" if parameter.is_complex() else "sparse"
             raise BadValue(
@@ -235,29 +322,19 @@ def refuse_odd_weights(parameters: Mapping[str, Tensor]) -> None:
             )
 
 
+def _alike(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
+    """Equal to a hundredth of their size, weight by weight; what is not finite tells nothing."""
+    for name in {*one, *other}:
+        zero = torch.zeros(())
+        a, b = (v.get(name, zero).cpu().double() for v in (one, other))
+        size = max(float(a.norm()), float(b.norm()))
+        if math.isfinite(size) and float((a - b).norm()) > 1e-2 * size + 1e-30:
+            return False
+    return True
+
+
 def _dense(gradient: Tensor) -> Tensor:
     return gradient.to_dense() if gradient.is_sparse else gradient
-
-
-@contextlib.contextmanager
-def _forgetful(model: nn.Module) -> Iterator[None]:
-    """What modules keep in attributes of their own (a last state, a running mean, a list) is as before when samples are done."""
-    kept = [
-        (m, {k: _copied(v) for k, v in vars(m).items() if k not in ("_parameters", "_buffers", "_modules")})
-        for m in model.modules()
-    ]
-    try:
-        yield
-    finally:
-        for module, attributes in kept:
-            own = vars(module)
-            for name in [k for k in own if k not in attributes and k not in ("_parameters", "_buffers", "_modules")]:
-                del own[name]
-            own.update(attributes)
-
-
-def _copied(value: Any) -> Any:
-    return value.copy() if type(value) in (list, dict, set) else value.clone() if type(value) is Tensor else value
 
 
 def with_group_norm(model: nn.Module) -> nn.Module:

@@ -107,7 +107,13 @@ class Passed:
 
 
 def guarded_round(
-    settings: SiteSettings, sent: State, work: Callable[[], Reply | None], *, trains: bool, spent: float = 0.0
+    settings: SiteSettings,
+    sent: State,
+    work: Callable[[], Reply | None],
+    *,
+    trains: bool,
+    spent: float = 0.0,
+    told: Callable[[float], None] = lambda _bits: None,
 ) -> Passed:
     """Run a client's code inside the boundary; what may leave of its reply. Whatever is wrong raises, and nothing leaves.
 
@@ -117,12 +123,14 @@ def guarded_round(
         work: the client's code; None stands for a reply that is an error.
         trains: whether the message asks for training; only then is an update released.
         spent: bits that left earlier in the run, where no ledger knows them.
+        told: hears of every charge as it is made, also in a round that is refused later: what was released may leave with the next.
     """
     signs = look_at_model(sent, settings.inspect)
     ledger = Ledger(settings.ledger) if settings.ledger else None
     limit = float("inf") if ledger is not None else settings.total - spent
 
     def pay(bits: float) -> None:
+        told(bits)
         if ledger is not None and bits > 0:
             ledger.spend(settings.data, "round", guarantees.noise_for_bits(bits), limit=settings.total)
 

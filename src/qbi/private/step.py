@@ -9,7 +9,7 @@ private.state_dict()        # what may leave
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Unpack
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor, nn
@@ -150,11 +150,12 @@ class Private:
         self._seeds: Keys = system_key
         self._graphed = Graphed(model)
         self._plan: Plan | None = None
-        self._mode: tuple[bool, ...] = ()
+        self._mode: Any = None
         self._form: Any = None
         self._drawn: int | None = None
         self._draws: list[tuple[str, float, int]] = []
         self._added = 0
+        self._pass: object = None
         self._optimisers: WeakKeyDictionary[torch.optim.Optimizer, Any] = WeakKeyDictionary()
         self._history: list[StepReport] = []
         self._mean: dict[str, Tensor] | None = None
@@ -181,25 +182,36 @@ class Private:
         drawing.check(len(data), batch_size)
         self._refuse_goal(sampling)
         self.batch_size = batch_size
+        own = self._pass = object()
         for _ in range(epochs):
-            if self._added:
-                raise BadValue(
-                    "private: samples were added and not released before the next pass; they could come again in the same sum. "
-                    "Call step(optimiser) at the end of each pass."
-                )
+            self._refuse_leftovers("pass", own)
             self._spend(drawing.participations(len(data), batch_size, sampling))
             chosen = drawing.draws(len(data), batch_size, sampling)
             self._draws.append((sampling, batch_size / len(data), len(chosen)))
             for numbers, batch in zip(chosen, drawing.load(data, chosen, workers), strict=True):
+                if sampling == "poisson":
+                    self._refuse_leftovers("batch", own)
                 self._drawn = len(numbers)
                 yield batch
+                if self._pass is not own:
+                    raise BadValue("private: another pass began before this one ended; draw one after the other.")
         self._drawn = 0
+
+    def _refuse_leftovers(self, what: str, own: object) -> None:
+        """A sample may come again in the next pass, or the next Poisson batch: what was added before is released first."""
+        if self._added or self._pass is not own:
+            raise BadValue(
+                f"private: samples were added and not released before the next {what}; they could come again in the same sum. "
+                f"Call step(optimiser) at the end of each {what}, and draw one pass after the other."
+            )
 
     def add(self, inputs: Any, targets: Any) -> None:
         """Add samples to the step that is being made: parts of a batch that is too large to be held. `step` releases their sum."""
         count = _count(inputs, targets)
         self._admit(inputs, targets, count)
         self._check_weights()
+        self._restore()
+        self._versions = {n: p._version for n, p in self.evaluator.parameters.items()}
         try:
             self._add_all(inputs, targets, count)
         except BaseException:
@@ -212,7 +224,7 @@ class Private:
         device = next(iter(self.evaluator.parameters.values())).device
         inputs, targets = tree_map(lambda v: v.to(device), (inputs, targets))
         assert self.batch_size is not None
-        mode = (*(m.training for m in self.model.modules()), torch.is_autocast_enabled(device.type))
+        mode = _mode(self.model, device)
         if self._plan is None or self._mode != mode:
             refuse_mixing(self.model)
             self._mode = mode
@@ -268,6 +280,7 @@ class Private:
         try:
             self._restore()
             self._release()
+            self._clear_others(optimiser)
             optimiser.step()
         except BaseException:
             self._restore()
@@ -365,10 +378,13 @@ class Private:
         self._trained = {name: own[id(v)] for name, v in state.items() if id(v) in own}
         here = boundary.current()
         if here is not None:
-            here.admit(self, {n: state[n].detach() for n in self._trained}, list(state))
+            public = {n: v.detach() for n, v in state.items() if n in self._trained or here.was_sent(n, list(state))}
+            here.admit(self, public, list(state))
             # Threads have no context of their own: what is released is charged where it was admitted.
-            self.account.here = here
+            self.account.admitted = ref(here)
         self._fixed = {n: v.detach().clone() for n, v in state.items() if n not in self._trained}
+        tensors = (*self.model.named_parameters(), *self.model.named_buffers())
+        self._others = {n: (v, v.detach().clone()) for n, v in tensors if n not in parameters}
         self._gradients = None
         self._kept = {n: p.detach().clone() for n, p in parameters.items()}
         self._versions = {n: p._version for n, p in parameters.items()}
@@ -440,6 +456,8 @@ class Private:
                 "private: weights were added, replaced, frozen or freed since Private was created; create it anew."
             )
         for name, parameter in self.evaluator.parameters.items():
+            if parameter._backward_hooks:
+                raise BadValue(f"private: “{name}” has a hook on its gradient, which the step does not run; remove it.")
             if parameter._version != self._versions[name] and not torch.equal(parameter.detach(), self._kept[name]):
                 raise BadValue(
                     f"private: “{name}” was changed outside of private.step; what moved it is not bounded. Load public weights with "
@@ -463,9 +481,19 @@ class Private:
                     parameter.grad += gradient
 
     def _restore(self) -> None:
-        """The weights of the last release: whatever a forward pass did to them is undone."""
+        """The weights of the last release, and all else as it was at the beginning: whatever was done to them is undone."""
         with torch.no_grad():
+            for now, before in self._others.values():
+                now.copy_(before)
             torch._foreach_copy_(list(self.evaluator.parameters.values()), list(self._kept.values()))
+
+    def _clear_others(self, optimiser: torch.optim.Optimizer) -> None:
+        """Raw gradients of frozen weights, or of anything else the optimiser knows, move nothing."""
+        own = {id(p) for p in self.evaluator.parameters.values()}
+        for group in optimiser.param_groups:
+            for parameter in group["params"]:
+                if id(parameter) not in own:
+                    parameter.grad = None
 
     def _clear(self) -> None:
         for parameter in self.evaluator.parameters.values():
@@ -483,6 +511,17 @@ class Private:
             self._mean = {n: v.clone() for n, v in self._kept.items()}
         for name, value in self._mean.items():
             value.lerp_(self._kept[name], 1 - self.average)
+
+
+def _mode(model: nn.Module, device: torch.device) -> Any:
+    """What a model's code may go by beside its data: training or not, autocast, switches that its modules carry."""
+    switches = tuple(
+        (name, value)
+        for m in model.modules()
+        for name, value in vars(m).items()
+        if isinstance(value, bool | int | str) and not name.startswith("_")
+    )
+    return switches, torch.is_autocast_enabled(device.type)
 
 
 def _mark(optimiser: torch.optim.Optimizer) -> tuple[tuple[int, int], ...]:

@@ -34,7 +34,7 @@ def operation(*functions: Callable[..., Any]) -> Callable[[Handler], Handler]:
 @operation(F.linear)
 def linear(capture: Capture, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
     """x·Wᵀ + b."""
-    if bias is not None and bias.shape != weight.shape[:1]:
+    if weight.dim() != 2 or (bias is not None and bias.shape != weight.shape[:1]):
         return NotImplemented
     out = F.linear(input, weight, bias)
     return capture.use(Pairs(tuple(weight.shape)), input, out, weight, bias)

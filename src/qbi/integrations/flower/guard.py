@@ -58,8 +58,10 @@ def leak_guard(msg: Message, ctxt: Context, call_next: Next) -> Message:
 
 
 def _mod(msg: Message, ctxt: Context, call_next: Next, fixed: Mapping[str, str | int | float]) -> Message:
-    before = _spent(ctxt)
+    charged: list[float] = []
+    before = 0.0
     try:
+        before = _spent(ctxt)
         own = {k: v for k, v in ctxt.node_config.items() if k.startswith(PREFIX)}
         settings = SiteSettings.of({**own, **fixed})
         known = NAMES | {*msg.content}
@@ -73,12 +75,15 @@ def _mod(msg: Message, ctxt: Context, call_next: Next, fixed: Mapping[str, str |
             return _reply(answer)
 
         kind = msg.metadata.message_type.split(".")[0]
-        passed = guarded_round(settings, _sent(msg), work, trains=kind == MessageType.TRAIN, spent=before)
+        passed = guarded_round(
+            settings, _sent(msg), work, trains=kind == MessageType.TRAIN, spent=before, told=charged.append
+        )
         content = _content(passed.reply, kinds, known)
         if not settings.ledger:
-            ctxt.state[SPENT] = ConfigRecord({"bits": before + passed.bits})
+            ctxt.state[SPENT] = ConfigRecord({"bits": before + sum(charged)})
     except (Exception, SystemExit) as problem:  # whatever it is, it must not leave, nor its words
-        ctxt.state[SPENT] = ConfigRecord({"bits": before})  # whatever the client's code did to it
+        # Whatever the client's code did to it; what was charged may leave with a later reply.
+        ctxt.state[SPENT] = ConfigRecord({"bits": before + sum(charged)})
         theirs = None if isinstance(problem, QbiError) else problem
         log.warning("qbi guard, not answered: %s", reason(problem), exc_info=theirs)
         return Message(Error(CODE, REFUSED), reply_to=msg)
