@@ -347,12 +347,20 @@ def written(m, x):
     return (x @ w)[:, :3]
 
 
+def unseen(x, w):
+    """An operation that no mode of torch's is told of."""
+    with torch._C.DisableTorchFunction():
+        return F.linear(x, w)
+
+
 ODD_USES = {
     "an ensemble by vmap": lambda: Of(ensemble, w=nn.Parameter(torch.randn(2, 12, 12)), h=nn.Linear(12, 3)),
     "written into zeros": lambda: Of(written, w=nn.Parameter(torch.randn(1, 12, 12))),
     "twice in one call": lambda: Of(lambda m, x: (x @ (m.w @ m.w))[:, :3], w=nn.Parameter(torch.randn(12, 12) / 3)),
     "its own input": lambda: Of(lambda m, x: x @ F.linear(m.w, m.w)[:3].T, w=nn.Parameter(torch.randn(12, 12))),
-    "a script": lambda: Of(lambda m, x: m.s(x), s=torch.jit.script(nn.Linear(12, 3))),
+    "out of torch's sight": lambda: Of(
+        lambda m, x: unseen(x, m.w) + m.h(x), w=nn.Parameter(torch.randn(3, 12)), h=nn.Linear(12, 3)
+    ),
     "a bias of one value": lambda: Of(
         lambda m, x: F.linear(x, m.w, m.b) * torch.arange(3),
         w=nn.Parameter(torch.randn(3, 12)),
@@ -394,6 +402,8 @@ def test_weights_used_beside_the_model_s_own_call_are_refused():
 def test_weights_of_odd_kinds_are_refused():
     with pytest.raises(BadValue, match="complex"):
         Private(Of(lambda m, x: x, w=nn.Parameter(torch.zeros(3, dtype=torch.complex64))))
+    with pytest.raises(BadValue, match="script"):
+        Private(nn.Sequential(torch.jit.script(nn.Linear(12, 3))))
     model = two_layers()
     model[0].weight.register_hook(lambda g: g * 0)
     with pytest.raises(BadValue, match="hook"):
@@ -656,8 +666,8 @@ def test_one_by_one_python_s_random_numbers_are_a_sample_s_own():
 @pytest.mark.filterwarnings("ignore")
 def test_a_weight_with_one_use_that_is_seen_and_one_that_is_not():
     torch.manual_seed(0)
-    hidden = torch.jit.script(nn.Linear(12, 12, bias=False))
-    model = Of(lambda m, x: m.h(m.s(F.linear(x, m.s.weight))), s=hidden, h=nn.Linear(12, 3))
+    w = nn.Parameter(torch.randn(12, 12) / 3)
+    model = Of(lambda m, x: m.h(unseen(F.linear(x, m.w), m.w)), w=w, h=nn.Linear(12, 3))
     found = formed(model)
     for n, expected in loop(model, F.cross_entropy, X, Y).items():
         torch.testing.assert_close(found[n], expected, rtol=1e-3, atol=1e-4)
@@ -666,17 +676,16 @@ def test_a_weight_with_one_use_that_is_seen_and_one_that_is_not():
 @pytest.mark.filterwarnings("ignore")
 def test_a_stage_that_begins_later_is_planned_anew():
     torch.manual_seed(0)
-    model = Of(
-        lambda m, x: m.h(x) + (m.late(x) if m.stage else 0), h=nn.Linear(12, 3), late=torch.jit.script(nn.Linear(12, 3))
-    )
+    late = nn.Parameter(torch.randn(3, 12))
+    model = Of(lambda m, x: m.h(x) + (unseen(x, m.late) if m.stage else 0), h=nn.Linear(12, 3), late=late)
     model.stage = False
     private = Private(model, bits=1e20, clip=1e3, total=math.inf, batch_size=B)
     optimiser = torch.optim.SGD(model.parameters(), lr=0.0)
     private.step(optimiser, X, Y)
     model.stage = True
     private.step(optimiser, X, Y)
-    found = model.late.weight.grad * B
-    torch.testing.assert_close(found, loop(model, F.cross_entropy, X, Y)["late.weight"], rtol=1e-3, atol=1e-4)
+    found = late.grad * B
+    torch.testing.assert_close(found, loop(model, F.cross_entropy, X, Y)["late"], rtol=1e-3, atol=1e-4)
 
 
 def test_a_loss_that_is_constant_for_a_sample_has_no_gradient():
