@@ -186,7 +186,7 @@ def test_raw_gradients_of_somebody_s_own_pass_go_nowhere():
     private.step(optimiser, X, Y)
     # Had they been added, they would stand out in what is left after the noise of a second, equal step.
     assert not torch.equal(model[0].weight.grad, raw)
-    assert float(model[0].weight.grad.std()) == pytest.approx(private.grid.spread * private.grid.step / B, rel=0.1)
+    assert float(model[0].weight.grad.std()) == pytest.approx(private.grid.spread * private.grid.step / B, rel=0.3)
 
 
 def test_weights_moved_by_hand_are_refused():
