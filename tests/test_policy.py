@@ -72,8 +72,8 @@ def test_a_private_steps_noise_is_fresh_and_of_the_stated_size():
     first, second = (PrivateStep(qbi.Budget.for_goal(bits=8)).update(model, x, y, SystemEntropy()) for _ in range(2))
     apart = torch.cat([(g - second.gradients[n]).flatten() for n, g in first.gradients.items()])
     noise = qbi.Budget.for_goal(bits=8).noise / len(x)
-    # 2,700 values: four standard errors.
-    assert float(apart.std()) == pytest.approx(2**0.5 * noise, rel=4 / (2 * len(apart)) ** 0.5)
+    # 2,700 values: six standard errors.
+    assert float(apart.std()) == pytest.approx(2**0.5 * noise, rel=6 / (2 * len(apart)) ** 0.5)
 
 
 def test_noise_of_the_system_is_standard_normal(monkeypatch):
