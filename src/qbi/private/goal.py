@@ -42,6 +42,9 @@ class Budget:
         participations: how often a sample may take part for the goal to hold; 1 where the goal is for each time.
         clip: C, for the gradient of a sample's own loss.
         delta: δ at which ε is said.
+
+    >>> round(Budget.for_goal(bits=72).bits(20))
+    1440
     """
 
     noise: float

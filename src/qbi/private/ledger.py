@@ -32,7 +32,11 @@ WAIT = 30.0
 
 
 class BudgetSpent(QbiError):
-    """What may leave about a data set has left."""
+    """What may leave about a data set has left.
+
+    >>> issubclass(BudgetSpent, QbiError)
+    True
+    """
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,11 @@ class Ledger:
 
     A mark beside the file holds the number of the last entry: a ledger that is older than its mark was put back from a copy, and is
     refused. Who puts back both is not found out; keep the mark elsewhere (`mark=`) if that is a worry.
+
+    >>> import tempfile
+    >>> ledger = Ledger(tempfile.mkdtemp() + "/clinic.ledger")
+    >>> round(ledger.spend("clinic", "model", noise=0.1, limit=1500))
+    72
     """
 
     def __init__(self, path: Path | str, *, mark: Path | str | None = None) -> None:

@@ -338,7 +338,11 @@ def _dense(gradient: Tensor) -> Tensor:
 
 
 def with_group_norm(model: nn.Module) -> nn.Module:
-    """A copy in which Opacus' fixer has put what keeps samples apart in the place of what mixes them."""
+    """A copy in which Opacus' fixer has put what keeps samples apart in the place of what mixes them.
+
+    >>> type(with_group_norm(nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)))[1]).__name__
+    'GroupNorm'
+    """
     from opacus.validators import ModuleValidator
 
     fixed: nn.Module = ModuleValidator.fix(model)
