@@ -18,5 +18,5 @@ def test_the_notebook_runs():
     text = said.getvalue()
     assert "exact" in text
     assert "row noise 3" in text
-    assert "samples alone in a row" in text
+    assert "at most 72 bits" in text
     assert names["result"].recall > 0.3
