@@ -3,6 +3,12 @@
 The command line prints the sentence and exits with code 2; it never shows a traceback for these.
 """
 
+import math
+import re
+
+CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+"""What steers a terminal or turns the direction of text; line ends and tabs are none of it."""
+
 
 class QbiError(Exception):
     """Base of every error that the user, not the programmer, can mend."""
@@ -48,6 +54,18 @@ def require_positive(place: str, **values: int) -> None:
             raise BadValue(f"{place}: {name.replace('_', ' ')} is {value}; it must be at least 1.")
 
 
+def number_in(option: str, value: float, *, above: float = 0.0, most: float = math.inf) -> None:
+    """Refuse a setting that is not finite, not above a bound, or absurdly large."""
+    if not (math.isfinite(value) and above < value <= most):
+        limit = "" if math.isinf(most) else f" and at most {most:,.0f}"
+        raise BadValue(f"{option}: {value:g} is out of range; give a number above {above:g}{limit}.")
+
+
 def printable(text: str) -> str:
     """Without control characters: a file's own names must not steer a terminal."""
     return "".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in text)
+
+
+def without_controls(text: str) -> str:
+    """A page in which nothing steers a terminal that shows it; letters of every script stay."""
+    return CONTROLS.sub("\ufffd", text)

@@ -34,6 +34,16 @@ def to_json(document: Mapping[str, Any]) -> str:
     return json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
+def check_file(path: Path) -> None:
+    """Whether a file can be written; asked before work that takes long."""
+    if path.is_dir():
+        raise DataError(f"{path}: it cannot be written (a folder of that name is there); choose another place.")
+    try:
+        check_place(path.parent)
+    except DataError as problem:
+        raise DataError(str(problem).replace(str(path.parent), str(path), 1)) from None
+
+
 def check_place(folder: Path) -> None:
     """Whether results can be written into a folder; asked before work that takes long."""
     existing = next(p for p in (folder, *folder.absolute().parents) if p.exists())

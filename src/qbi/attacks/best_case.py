@@ -54,13 +54,15 @@ class BestCase:
         else:
             values, right = torch.linalg.eigh(centred.T @ centred)
             directions = right.T
-        kept = (values > 1e-9 * values[-1]).nonzero()[:, 0].flip(0)
+        kept = (values > max(1e-9 * float(values[-1]), 0.0)).nonzero()[:, 0].flip(0)
         variances = (values[kept] / (len(others) - 1)).to(others)
         return cls(mean, directions[kept].to(others), variances, others[:TRIED])
 
     def gains(self, noise: float, rounds: int = 1) -> Float[Tensor, " k"]:
         """How much of the gradient's length to give each component: water poured on the square roots of the variances."""
         roots = self.variances.sqrt()
+        if not len(roots):
+            return roots
         ratio = rounds / noise**2
         levels = roots.cumsum(0) / (ratio + torch.arange(1, len(roots) + 1, device=roots.device))
         level = levels[max(0, int((roots > levels).sum()) - 1)]
@@ -80,6 +82,8 @@ class BestCase:
 
     def _read(self, values: Tensor, noise: float, draws: Draws, rounds: int) -> Tensor:
         """Clipping takes the length away, so part of the gradient goes to a constant, as a bias does: how much is tried out."""
+        if not len(self.variances):
+            return values  # samples that are all the same: the mean is each of them, and nothing is left to read
         own = self.known
         errors = [(self._through(own, noise, draws, rounds, c) - own).square().mean() for c in CONSTANTS]
         return self._through(values, noise, draws, rounds, CONSTANTS[int(torch.stack(errors).argmin())])

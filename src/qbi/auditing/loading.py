@@ -2,8 +2,10 @@
 
 import importlib
 import importlib.util
+import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, redirect_stdout, suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +14,33 @@ from torch import nn
 from qbi.errors import BadValue, first_line
 
 
+@contextmanager
+def users_code(place: str) -> Iterator[None]:
+    """Run code of the user's: what it prints goes to standard error, and it cannot end the process as if all were well."""
+    sys.stdout.flush()
+    kept = None
+    with suppress(OSError, ValueError):
+        kept = os.dup(1)
+        os.dup2(2, 1)  # other processes that it starts write to the file itself
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    except SystemExit as ended:
+        raise BadValue(f"{place} ends the process (exit code {ended.code!r}); take sys.exit out of it.") from None
+    finally:
+        if kept is not None:
+            os.dup2(kept, 1)
+            os.close(kept)
+
+
 def load_callable(name: str, option: str) -> Any:
     """The named object of a module or of a Python file. It is the user's own code, and it is run."""
     place, _, attribute = name.rpartition(":")
     if not place or not attribute:
         raise BadValue(f"{option}: {name!r} names no callable; write package.module:callable or path.py:callable.")
     try:
-        module = _from_file(Path(place)) if place.endswith(".py") else _from_package(place)
+        with users_code(f"{option}: {place}"):
+            module = _from_file(Path(place)) if place.endswith(".py") else _from_package(place)
     except ModuleNotFoundError as problem:
         raise BadValue(f"{option}: {place} is not found ({problem}). Is it installed, or in this folder?") from problem
     except BadValue:
@@ -40,11 +62,14 @@ def load_model(name: str, arguments: Mapping[str, Any], *, seed: int = 0) -> nn.
     torch.manual_seed(seed % 2**63)
     found = load_callable(name, "MODEL")
     if isinstance(found, nn.Module):
-        return found
+        return _checked(found, name)
     if not callable(found):
         raise BadValue(f"MODEL: {name} is a {type(found).__name__}, not a model or something that makes one.")
     try:
-        made = found(**arguments)
+        with users_code(f"MODEL: {name}"):
+            made = found(**arguments)
+    except BadValue:
+        raise
     except Exception as problem:
         given = ", ".join(f"{k}={v!r}" for k, v in arguments.items()) or "no arguments"
         raise BadValue(
@@ -52,7 +77,21 @@ def load_model(name: str, arguments: Mapping[str, Any], *, seed: int = 0) -> nn.
         ) from problem
     if not isinstance(made, nn.Module):
         raise BadValue(f"MODEL: {name} returns a {type(made).__name__}, not an nn.Module.")
-    return made
+    return _checked(made, name)
+
+
+def _checked(model: nn.Module, name: str) -> nn.Module:
+    """Refuse a model whose parameters have no values yet."""
+    from torch.nn.parameter import is_lazy
+
+    for part, parameter in model.named_parameters():
+        if is_lazy(parameter):
+            raise BadValue(f"MODEL: {part} of {name} has no shape yet; run it once on a sample before it is returned.")
+        if parameter.is_meta:
+            raise BadValue(
+                f"MODEL: {part} of {name} is on the meta device and has no values; call model.to_empty(device='cpu') and load weights."
+            )
+    return model
 
 
 def parse_arguments(pairs: list[str]) -> dict[str, Any]:

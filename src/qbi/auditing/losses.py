@@ -48,14 +48,21 @@ def _checked(name: str, output: Tensor, targets: Tensor) -> tuple[Loss, Tensor, 
                 f"--loss: the model returns {tuple(output.shape)} and the targets are {tuple(targets.shape)}; "
                 "give a loss of your own (--loss module:function)."
             )
-        most = int(targets.max()) if targets.numel() else 0
-        if most >= output.shape[1] or int(targets.min()) < 0:
+        most, least = (int(targets.max()), int(targets.min())) if targets.numel() else (0, 0)
+        if least < 0:
+            raise BadValue(f"data: labels start at {least}; count classes from 0 to {output.shape[1] - 1}.")
+        if most >= output.shape[1]:
             raise BadValue(
                 f"data: labels go up to {most}, but the model has {output.shape[1]} outputs; check that they belong together."
             )
     elif output.numel() % max(1, targets.numel()):
         raise BadValue(
             f"--loss: {name} on outputs {tuple(output.shape)} and targets {tuple(targets.shape)} does not fit."
+        )
+    if name == "bce" and targets.numel() and float(targets.min()) < 0:
+        raise BadValue(
+            f"data: targets go from {float(targets.min()):g} to {float(targets.max()):g}, and one output asks for 0 and 1; number the two "
+            "classes so, or give --loss mse."
         )
     return NAMED[name], targets, name
 

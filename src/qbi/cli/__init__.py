@@ -26,11 +26,13 @@ def main() -> None:
     except SystemExit as ended:
         if ended.code == INTERRUPTED:
             sys.stderr.write(f"qbi: stopped; {KEPT if sys.argv[1:2] == ['reproduce'] else NOTHING_KEPT}.\n")
+        if isinstance(ended.__context__, BrokenPipeError):
+            sys.stderr.write("qbi: standard output was closed before all of it was written; read it to its end.\n")
+            raise SystemExit(2) from None
         raise
     except OSError as problem:
-        if problem.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
-            raise
-        sys.stderr.write(f"qbi: {problem.strerror} while writing; free some space, and the same command goes on.\n")
+        # Python's own exit code for these is 1, which a pipeline reads as a leak.
+        sys.stderr.write(f"qbi: {printable(_explained(problem))}\n")
         raise SystemExit(2) from None
     except Exception:
         # A pipeline reads 1 as "a leak was found" and 2 as "bad input": a fault of ours is neither.
@@ -39,3 +41,11 @@ def main() -> None:
             "qbi: this is a fault of qbi's own, not of your input; please report it with the lines above.\n"
         )
         raise SystemExit(FAULT) from None
+
+
+def _explained(problem: OSError) -> str:
+    said = problem.strerror or str(problem) or type(problem).__name__
+    if problem.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+        return f"{said} while writing; free some space, and the same command goes on."
+    place = " and ".join(str(name) for name in (problem.filename, problem.filename2) if name is not None)
+    return f"{place or 'the system'}: {said}; check that it is there and that nothing else uses it, and run the command again."

@@ -9,8 +9,22 @@ import typer
 from rich.table import Table
 
 from qbi.cli import audit_options as options
-from qbi.cli.common import Device, Json, Seed, announce, checked_device, console, log, percent, plain, words
-from qbi.errors import BadValue
+from qbi.cli.common import (
+    Device,
+    Json,
+    Seed,
+    announce,
+    checked_device,
+    console,
+    counted,
+    percent,
+    plain,
+    some,
+    stages,
+    words,
+)
+from qbi.cli.options import FASTEST
+from qbi.errors import BadValue, number_in
 from qbi.files import check_place, to_json, write_atomically
 
 NOT_TESTED = 3
@@ -23,7 +37,7 @@ if TYPE_CHECKING:
 
 def audit(
     model: options.Model = None,
-    data: options.Data = "photos",
+    data: options.Data = "builtin:photos",
     model_arg: options.ModelArg = None,
     attack: options.Attack = "default",
     list_attacks: options.ListAttacks = False,
@@ -69,8 +83,8 @@ def audit(
     from qbi.attacks.registry import ATTACKS, BY_DEFAULT, select
     from qbi.auditing import Client
     from qbi.auditing import audit as run
-    from qbi.auditing.loading import load_callable, load_model, parse_arguments
-    from qbi.cli.audit_data import audited_samples, auxiliary_samples, check_like, paper_model
+    from qbi.auditing.loading import load_callable, load_model, parse_arguments, users_code
+    from qbi.cli import audit_data
     from qbi.federation.local import LocalTraining
 
     if list_attacks:
@@ -83,25 +97,32 @@ def audit(
         raise BadValue(
             "--neurons and --norm shape the paper's model; with a MODEL of yours they do nothing. Leave them out."
         )
+    number_in("--learning-rate", learning_rate, most=FASTEST)
     check_place(out)
     where = checked_device(device)
     width = 200 if neurons is None else neurons
-    attacks = list(BY_DEFAULT) if attack == "default" else words(attack)
-    user = None if model is None else load_model(model, parse_arguments(model_arg or []), seed=seed)
+    attacks = list(BY_DEFAULT) if attack == "default" else some("--attack", words(attack))
+    user = None
+    if model is not None:
+        user = audit_data.trained_model(load_model(model, parse_arguments(model_arg or []), seed=seed), model)
     client = Client(batch_size, local_steps, LocalTraining(optimiser, learning_rate), precision)
     spare = 0 if aux is not None else _spare(select(attacks, "audit"), batch_size, width)
     raw = user is None and norm != "none"
-    samples = audited_samples(data, client.samples * batches, spare, size, seed, skip_bad, raw=raw)
-    helper = None if aux is None else auxiliary_samples(aux, width, size, seed + 1, skip_bad, raw=samples.raw)
+    samples = audit_data.audited_samples(data, client.samples * batches, spare, size, seed, skip_bad, raw=raw)
+    helper = (
+        None if aux is None else audit_data.auxiliary_samples(aux, width, size, seed + 1, skip_bad, raw=samples.raw)
+    )
     if helper is not None:
-        check_like(samples, helper)
+        audit_data.check_like(samples, helper)
     shape = "×".join(map(str, samples.inputs[0].shape[1:]))
     announce(
-        f"{len(samples):,} samples of {shape} values, {batches} batches of {client.samples}, {len(attacks)} attacks."
+        f"{counted(len(samples), 'sample')} of {shape} values, {counted(batches, 'batch', 'batches')} of {client.samples}, "
+        f"{counted(len(select(attacks, 'audit')), 'attack')}."
     )
-    with log.status("loading", spinner="dots") as status:
+    with stages() as say, users_code(f"MODEL: {model}"):
+        samples = samples if user is None else audit_data.suited(user, samples)
         result = run(
-            user if user is not None else paper_model(samples, width, norm, seed),
+            user if user is not None else audit_data.paper_model(samples, width, norm, seed),
             samples,
             attacks=attacks,
             layers=layers,
@@ -114,7 +135,7 @@ def audit(
             name=model or "the paper's model",
             seed=seed,
             device=where,
-            progress=status.update if sys.stderr.isatty() else None,
+            progress=say,
         )
     document = result.document()
     _write(result, document, out, fail_above or 0.0, no_samples=no_samples, sarif=sarif, junit=junit)
@@ -159,9 +180,9 @@ def _write(
             "seen": gallery.seen,
             "texts": gallery.words,
         }
-    if no_samples:
-        # Pictures of an earlier run would tell what this one was asked to keep to itself.
-        (out / "audit.png").unlink(missing_ok=True)
+    # What an earlier run left would contradict this report, or show what it was asked to keep to itself.
+    for name in ("audit.png", "audit.sarif", "audit.xml"):
+        (out / name).unlink(missing_ok=True)
     write_atomically(out / "audit.json", to_json(document))
     write_atomically(out / "report.html", audit_page(document, command=command, **shown))
     if sarif:

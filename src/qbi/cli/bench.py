@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 
 from qbi.cli.common import Device, Json, Seed, checked_device, console, log
-from qbi.files import to_json, write_atomically
+from qbi.files import check_file, to_json, write_atomically
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,11 +38,12 @@ def bench(
     """
     from qbi.benchmarks import bench_step
 
+    check_file(out)
     where = checked_device(device)
     if size == "private":
         _private(where, seed, out, json=json)
         return
-    results = _timed(size, where, seed, repeats, quiet=json)
+    results = _timed(size, where, seed, repeats)
     cost = bench_step(where, seed=seed, repeats=max(2, repeats))
     document = {
         "machine": _machine(where),
@@ -94,8 +95,7 @@ def _private(where: str, seed: int, out: Path, *, json: bool) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Opacus warns of hooks and of its random numbers
         for task in TASKS:
-            if not json:
-                log.print(f"{task.name} …")
+            log.print(f"{task.name} …")
             slow = not where.startswith("cuda") and task.name in ("ResNet-18-GN", "transformer")
             rows.append(bench_private(task, where, seed=seed, repeats=2 if slow else 30))
     document = {
@@ -119,7 +119,7 @@ def _private(where: str, seed: int, out: Path, *, json: bool) -> None:
     console.print(f"Noise: {document['noise_ns']:.1f} ns a value on one core. JSON: {out}")
 
 
-def _timed(size: str, where: str, seed: int, repeats: int, *, quiet: bool) -> "list[Comparison]":
+def _timed(size: str, where: str, seed: int, repeats: int) -> "list[Comparison]":
     """Every task at the chosen shapes."""
     from qbi.benchmarks import Shape, attacks_for, bench_aggp, bench_evaluation, bench_pairs, bench_whole
 
@@ -131,8 +131,7 @@ def _timed(size: str, where: str, seed: int, repeats: int, *, quiet: bool) -> "l
     }
     results: list[Comparison] = []
     for shape in (s for name, s in shapes.items() if size in (name, "all")):
-        if not quiet:
-            log.print(f"{shape.name}: making data, then timing …")
+        log.print(f"{shape.name}: making data, then timing …")
         data = _samples(shape, seed).to(where)
         results.append(bench_evaluation(shape, data[: shape.batch_size], seed=seed, repeats=repeats))
         results.append(bench_pairs(shape, data, seed=seed, repeats=repeats))

@@ -8,12 +8,13 @@ from typing import Annotated
 
 import typer
 
-from qbi.cli.common import Device, Json, announce, checked_device, console, progress_bar
-from qbi.files import to_json, write_atomically
+from qbi.cli.common import Device, Json, announce, checked_device, console, counted, progress_bar
+from qbi.cli.options import ImageSource
+from qbi.files import check_place, to_json, write_atomically
 
 
 def calibrate(
-    data: Annotated[str, typer.Option(help="'photos' (built in), a folder of images, or CIFAR-10.")] = "photos",
+    data: ImageSource = "builtin:photos",
     seeds: Annotated[int, typer.Option(min=1, help="Trainings of each architecture with each optimiser.")] = 1,
     epochs: Annotated[int, typer.Option(min=1, help="Longest training.")] = 10,
     images: Annotated[int, typer.Option(min=128, help="Images to train on, where they are painted.")] = 1000,
@@ -31,16 +32,19 @@ def calibrate(
     from qbi.experiments.calibrate import trainings
     from qbi.report.roc import roc_picture
 
+    check_place(out)
     photos = open_images(data, size=size, count=images, seed=0)
     where = checked_device(device)
-    announce(f"{trainings(photos, seeds):,} trainings of {epochs} epochs on {len(photos):,} images.")
-    with progress_bar("models trained") as bar:
+    announce(
+        f"{counted(trainings(photos, seeds), 'training')} of {counted(epochs, 'epoch')} on {len(photos):,} images."
+    )
+    with progress_bar("models trained") as tell:
         found = run(
             photos,
             seeds,
             epochs,
             where,
-            lambda done, total: bar.update(bar.task_ids[0], completed=done, total=total),
+            lambda done, total: tell("models trained", done, total),
         )
     summary = found.summary()
     groups = {"benign": found.benign, "held_out": found.held_out, "crafted": found.crafted}

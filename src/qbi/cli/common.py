@@ -1,7 +1,7 @@
 """What the commands share: options, tables, progress, devices."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Annotated
 
@@ -35,13 +35,54 @@ def checked_device(name: str) -> str:
     return name
 
 
+Tell = Callable[[str, int, int | None], None]
+"""What is being done, how much of it is done, and of how much."""
+
+
 @contextmanager
-def progress_bar(what: str) -> Iterator[Progress]:
-    """A progress bar when a person watches, nothing when the output is piped."""
+def progress_bar(what: str) -> Iterator[Tell]:
+    """A bar when a person watches; where the output is no terminal, a plain line for each stage and each tenth of it."""
+    if not sys.stderr.isatty():
+        yield _plain_lines()
+        return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=log, transient=True, disable=not sys.stderr.isatty()) as bar:
-        bar.add_task(what, total=None)
-        yield bar
+    with Progress(*columns, console=log, transient=True) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda stage, done, total: bar.update(task, description=stage, completed=done, total=total)
+
+
+@contextmanager
+def stages() -> Iterator[Callable[[str], None]]:
+    """What is being done: a spinner when a person watches, a line for each stage where the output is no terminal."""
+    if not sys.stderr.isatty():
+        yield announce
+        return
+    with log.status("loading", spinner="dots") as status:
+        yield status.update
+
+
+def _plain_lines() -> Tell:
+    told: dict[str, int] = {}
+
+    def tell(stage: str, done: int, total: int | None) -> None:
+        tenth = 10 * done // total if total else 0
+        if told.get(stage, -1) < tenth:
+            told[stage] = tenth
+            announce(f"{stage}: {done:,} of {total:,}" if total else stage)
+
+    return tell
+
+
+def counted(number: int, one: str, many: str | None = None) -> str:
+    """A number with the word for what is counted."""
+    return f"{number:,} {one if number == 1 else many or one + 's'}"
+
+
+def some(option: str, chosen: list[str]) -> list[str]:
+    """Refuse an option that names nothing."""
+    if not chosen:
+        raise BadValue(f"{option}: it names nothing; give one or more, comma-separated, or leave the option out.")
+    return chosen
 
 
 def words(text: str) -> list[str]:

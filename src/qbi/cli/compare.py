@@ -7,12 +7,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from rich.table import Table
 
-from qbi.cli.common import Json, Seed, announce, console, progress_bar, words
-from qbi.errors import BadValue
-from qbi.files import to_json, write_atomically
+from qbi.cli.common import Json, Seed, announce, console, counted, progress_bar, some, words
+from qbi.cli.options import FASTEST, ImageSource
+from qbi.errors import BadValue, number_in
+from qbi.files import check_place, to_json, write_atomically
 
 if TYPE_CHECKING:
     from qbi.experiments.compare import Judgement
+
+LARGEST_GAIN = 1e6
+"""Rows beyond it overflow in float32."""
 
 
 def compare(
@@ -28,7 +32,7 @@ def compare(
     learning_rate: Annotated[float, typer.Option(help="Of the training.")] = 1e-3,
     gain: Annotated[float | None, typer.Option(help="Scale crafted rows jointly by this.")] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Processes; the result does not depend on them.")] = 1,
-    data: Annotated[str, typer.Option(help="'photos' (built in), a folder of images, or CIFAR-10.")] = "photos",
+    data: ImageSource = "builtin:photos",
     size: Annotated[int, typer.Option(min=4, help="Side of the images in pixels, where they are scaled.")] = 32,
     out: Annotated[Path, typer.Option(help="Folder for the heat map, the table and the JSON.")] = Path("out/compare"),
     seed: Seed = 0,
@@ -44,17 +48,21 @@ def compare(
     from qbi.experiments.compare import Setting, run_matrix
     from qbi.report.matrix import heat_map, to_markdown
 
-    chosen_attacks = [attack.key for attack in attacks_by_key.select(words(attacks), "compare")]
-    chosen_defences = defences_by_key.select(words(defences), "compare")
+    check_place(out)
+    number_in("--learning-rate", learning_rate, most=FASTEST)
+    if gain is not None:
+        number_in("--gain", gain, most=LARGEST_GAIN)
+    chosen_attacks = [a.key for a in attacks_by_key.select(some("--attacks", words(attacks)), "compare")]
+    chosen_defences = defences_by_key.select(some("--defences", words(defences)), "compare")
     sizes = _numbers(batch_sizes)
     setting = Setting(neurons, batches, rounds, epochs, trainings, optimiser, learning_rate, gain, seed)
     images = open_images(data, size=size, count=max(sizes) + neurons + 400, seed=seed)
     announce(
-        f"{len(chosen_attacks)} attacks, {len(chosen_defences)} defences, batches of {', '.join(map(str, sizes))}: "
-        f"{len(chosen_attacks) * len(chosen_defences) * len(sizes) * batches * rounds:,} answers to read, "
-        f"{len(chosen_defences) * len(sizes) * trainings if epochs else 0:,} trainings."
+        f"{counted(len(chosen_attacks), 'attack')}, {counted(len(chosen_defences), 'defence')}, batches of {', '.join(map(str, sizes))}: "
+        f"{counted(len(chosen_attacks) * len(chosen_defences) * len(sizes) * batches * rounds, 'answer')} to read, "
+        f"{counted(len(chosen_defences) * len(sizes) * trainings if epochs else 0, 'training')}."
     )
-    with progress_bar("comparing") as bar:
+    with progress_bar("comparing") as tell:
         outcomes, accuracy = run_matrix(
             images,
             chosen_attacks,
@@ -62,7 +70,7 @@ def compare(
             sizes,
             setting,
             jobs=jobs,
-            progress=lambda done, total: bar.update(bar.task_ids[0], completed=done, total=total),
+            progress=lambda done, total: tell("comparing", done, total),
         )
     rows = [_plain(outcome) for outcome in outcomes]
     costs = [{"defence": d, "batch_size": b, "accuracies": values} for (d, b), values in accuracy.items()]

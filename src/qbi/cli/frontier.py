@@ -7,18 +7,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from qbi.cli.common import Device, Json, announce, checked_device, console, progress_bar, words
+from qbi.cli.common import Device, Json, announce, checked_device, console, counted, progress_bar, some, words
+from qbi.cli.options import ImageSource
 from qbi.errors import BadValue
-from qbi.files import to_json, write_atomically
+from qbi.files import check_place, to_json, write_atomically
 
 if TYPE_CHECKING:
     from qbi.experiments.frontier import Cell
 
 
 def frontier(
-    data: Annotated[
-        str, typer.Option(help="CIFAR-10 as a file or folder, or any folder of images; built-in pictures if not given.")
-    ] = "photos",
+    data: ImageSource = "builtin:photos",
     networks: Annotated[str, typer.Option(help="two-layer, paper-cnn, quickstart.")] = "two-layer",
     noises: Annotated[
         str, typer.Option(help="σ; plain is trained as it is, 0 is clipping alone.")
@@ -55,16 +54,18 @@ def frontier(
 
     if seeds < 1 or epochs < 1:
         raise BadValue(f"frontier: {seeds} seeds, {epochs} epochs; both must be positive.")
+    check_place(out)
     cells = _cells(networks, optimisers, batch_sizes, noises, remedies, rates, epochs, seeds)
     images = open_images(data, size=32, count=6000, seed=0)
     where = checked_device(device)
-    announce(f"{len(cells):,} trainings of {epochs} epochs on {len(images):,} images, {jobs} at a time.")
+    announce(
+        f"{counted(len(cells), 'training')} of {counted(epochs, 'epoch')} on {len(images):,} images, {jobs} at a time."
+    )
     rows = []
-    with progress_bar(f"{len(cells)} trainings") as bar:
-        bar.update(bar.task_ids[0], total=len(cells))
+    with progress_bar("trained") as tell:
         for row in compute(cells, images, device=where, jobs=jobs):
             rows.append(row)
-            bar.advance(bar.task_ids[0])
+            tell("trained", len(rows), len(cells))
     found = best_rates(rows)
     document = {"data": data, "cells": found, "settings": settings(rows), "curves": curves(found)}
     write_atomically(out / "frontier.json", to_json(document))
@@ -86,7 +87,7 @@ def _cells(
     """Every training that was asked for."""
     from qbi.experiments.frontier import NETWORKS, RATES, REMEDIES, Cell
 
-    levels = [-1.0 if w == "plain" else _number(w, "--noises") for w in words(noises)]
+    levels = [-1.0 if w == "plain" else _number(w, "--noises") for w in some("--noises", words(noises))]
     sizes = [int(_number(w, "--batch-sizes")) for w in words(batch_sizes)]
     if min(sizes, default=0) < 1:
         raise BadValue(f"--batch-sizes: {batch_sizes}; all must be positive.")
@@ -109,7 +110,7 @@ def _known(option: str, text: str, known: tuple[str, ...]) -> list[str]:
     for word in words(text):
         if word not in known:
             raise BadValue(f"--{option}: {word!r}; there are {', '.join(known)}.")
-    return words(text)
+    return some(f"--{option}", words(text))
 
 
 def _row(cell: dict[str, object]) -> list[str]:

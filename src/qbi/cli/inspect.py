@@ -27,18 +27,27 @@ def inspect(
 
       qbi inspect my_package.models:make_net
     """
-    from qbi.auditing.loading import load_model, parse_arguments
+    from qbi.auditing.loading import load_model, parse_arguments, users_code
     from qbi.data.checkpoint import load_parameters
     from qbi.detection import inspect_parameters
+    from qbi.detection.parameters import FEWEST_INPUTS
     from qbi.errors import DataError
     from qbi.finite import is_finite
+    from qbi.linear_maps import linear_rows
 
     if ":" in model and not Path(model).exists():
-        state = dict(load_model(model, parse_arguments(model_arg or [])).state_dict())
+        with users_code(f"MODEL: {model}"):
+            state = dict(load_model(model, parse_arguments(model_arg or [])).state_dict())
     else:
         state = load_parameters(Path(model))
     if not all(is_finite(v) for v in state.values() if v.is_floating_point()):
         raise DataError(f"{model}: it holds NaN or infinite parameters; do not train on it.")
+    kernels = [v for n, v in state.items() if n.endswith("weight") and v.is_floating_point() and v.dim() in (3, 4, 5)]
+    if not kernels and all(rows.shape[1] < FEWEST_INPUTS for _, rows, _ in linear_rows(state)):
+        raise DataError(
+            f"{model}: nothing in it can be inspected: no convolution, and no weight matrix of {FEWEST_INPUTS} inputs or more under a name "
+            "that ends in “weight”. Give a state_dict of the model."
+        )
     signs = inspect_parameters(state)
     if json:
         listed = [

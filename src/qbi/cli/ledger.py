@@ -6,7 +6,8 @@ from typing import Annotated
 import typer
 
 from qbi.cli.common import Json, console
-from qbi.files import to_json, write_atomically
+from qbi.errors import BadValue, number_in
+from qbi.files import check_file, to_json, write_atomically
 
 
 def ledger(
@@ -34,6 +35,11 @@ def ledger(
     from qbi.report.spending import draw, summarise
 
     most = LIFETIME_BITS if limit is None else limit
+    number_in("--limit", most)
+    if not 0 < delta < 1:
+        raise BadValue(f"--delta: {delta:g} is no probability; give one between 0 and 1, such as 1e-5.")
+    if plot is not None:
+        check_file(plot)
     entries = Ledger(path).entries(data)
     summary = summarise(entries, most, delta)
     if plot is not None:

@@ -13,6 +13,9 @@ from qbi.files import to_json
 MOST_FEATURES = 20_000
 """Values up to which noise is drawn; with more, samples of noise are as good as orthogonal."""
 
+MOST_FIRING = 2**27
+"""Pairs of neurons and samples, of samples, or of samples and values, that are held in memory at the most."""
+
 
 def predict(
     neurons: Annotated[int, typer.Option(help="Neurons of the attacked layer, N.")] = 1000,
@@ -71,6 +74,11 @@ def _by_law(key: str, neurons: int, batch_size: int, features: int, seed: int, *
     from qbi.randomness import generator
 
     require_positive("predict", neurons=neurons, batch_size=batch_size, features=features)
+    if neurons * batch_size > MOST_FIRING or batch_size * max(batch_size, min(features, MOST_FEATURES)) > MOST_FIRING:
+        raise BadValue(
+            f"predict: N = {neurons:,} and B = {batch_size:,} are more than a law is drawn for; lower --neurons or --batch-size, or leave "
+            "--attack out for QBI's closed forms."
+        )
     (kind,) = select([key], "predict")
     knowledge = Knowledge(batch_size, neurons, features)
     if not kind.has_law or kind.auxiliary_needed(knowledge):

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from qbi.cli.common import Json, console, log, plain
 from qbi.errors import BadValue
-from qbi.files import to_json, write_atomically
+from qbi.files import check_place, to_json, write_atomically
 
 if TYPE_CHECKING:
     from qbi.auditing.replay import LayerReplay
@@ -43,6 +43,7 @@ def replay(
     from qbi.auditing.replay import replay as read
     from qbi.data.checkpoint import load_parameters
 
+    check_place(out)
     dimensions = _shape(shape)
     first = load_parameters(before)
     update = {n: v.float() for n, v in first.items() if v.is_floating_point()}
@@ -56,6 +57,8 @@ def replay(
     document = to_json(
         {"before": str(before), "after": None if after is None else str(after), "layers": [f.document() for f in found]}
     )
+    for name in ("candidates.safetensors", "replay.png"):
+        (out / name).unlink(missing_ok=True)  # of an earlier run
     write_atomically(out / "replay.json", document)
     if not no_samples and len(found[0].support):
         _write(found[0], dimensions, out)

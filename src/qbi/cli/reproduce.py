@@ -10,9 +10,9 @@ import typer
 from rich.table import Table
 
 from qbi import __version__
-from qbi.cli.common import Device, Json, Seed, announce, checked_device, console, log, progress_bar
-from qbi.errors import BadValue
-from qbi.files import to_json, write_atomically
+from qbi.cli.common import Device, Json, Seed, announce, checked_device, console, counted, log, progress_bar
+from qbi.errors import BadValue, DataError
+from qbi.files import check_place, to_json, write_atomically
 
 if TYPE_CHECKING:
     from qbi.experiments.reproduce.cells import Approach, Cell
@@ -38,7 +38,7 @@ def parse_cells(text: str | None) -> Cells | None:
 
 
 def reproduce(
-    items: Annotated[list[str] | None, typer.Argument(help="Items, or all, tables, figures.")] = None,
+    items: Annotated[list[str] | None, typer.Argument(help="Items, or all, tables, figures, beyond.")] = None,
     list_items: Annotated[bool, typer.Option("--list", help="Name the items and stop.")] = False,
     data: Annotated[Path, typer.Option(help="Folder with the data sets or their archives.")] = Path("data"),
     cells: Annotated[str | None, typer.Option(help="Only these settings, as NxB: 200x20,1000x200.")] = None,
@@ -71,6 +71,7 @@ def reproduce(
 
       qbi reproduce --render
     """
+    from qbi.experiments.reproduce.engine import check_cluster
     from qbi.experiments.reproduce.items import ITEMS, cells_for, select
     from qbi.experiments.reproduce.run import Settings
     from qbi.experiments.reproduce.store import Store
@@ -81,15 +82,25 @@ def reproduce(
         return
     if direct and from_gradients:
         raise BadValue("reproduce: give --direct or --from-gradients, not both.")
+    if address is not None and engine != "ray":
+        raise BadValue(f"--address: {address} is not used without --engine ray; add that, or leave it out.")
     route: Approach = "direct" if direct else "gradients" if from_gradients else "gram"
     chosen = select(items or [])
     wanted = cells_for(chosen, runs=1 if quick else runs, only=parse_cells(cells), seed=seed, route=route)
+    check_place(out)
+    if engine == "ray" and not render:
+        check_cluster(address)
+    if render and not (out / "results.sqlite").exists():
+        raise _nothing_to_render(out)
     store = Store(out / "results.sqlite")
+    drawn = any(store.figure(f"{item.name}/{seed}") is not None for item in chosen)
+    if render and not drawn and len(store.missing(wanted)) == len(wanted):
+        raise _nothing_to_render(out)
     if not render:
         workers = jobs or (1 if device != "cpu" else os.cpu_count() or 1)
         where = checked_device(device)
         settings = Settings(data, out, where, workers, engine == "ray", address, skip_bad, seed)
-        announce(f"{len(wanted):,} cells, {len(store.missing(wanted)):,} of them not yet computed.")
+        announce(f"{counted(len(wanted), 'cell')}, {len(store.missing(wanted)):,} of them not yet computed.")
         _compute(chosen, wanted, store, settings)
     document = _render(store, chosen, out, seed, route, no_samples)
     if json:
@@ -104,13 +115,8 @@ def _compute(items: "list[Item]", cells: "list[Cell]", store: "Store", settings:
     from qbi.experiments.reproduce.run import compute_all
 
     started = time.perf_counter()
-    with progress_bar("preparing") as bar:
-        task = bar.task_ids[0]
-
-        def step(what: str, done: int, total: int | None) -> None:
-            bar.update(task, description=what, completed=done, total=total)
-
-        compute_all(items, cells, store, settings, step)
+    with progress_bar("preparing") as tell:
+        compute_all(items, cells, store, settings, tell)
     log.print(f"Computed in {time.perf_counter() - started:.1f} s.")
     spent = ", ".join(f"{name} {seconds:.0f}" for name, seconds in store.seconds().items())
     log.print(f"Seconds of one core, of all that is stored: {spent}.")
@@ -129,15 +135,30 @@ def _render(store: "Store", items: "list[Item]", out: Path, seed: int, route: st
     write_atomically(out / "reproduction.tex", to_latex(document))
     write_atomically(out / "reproduction.json", to_json(document.plain()))
     for figure in document.figures:
+        place = out / "figures" / f"{figure.name}.png"
         if figure.image is not None:
-            write_atomically(out / "figures" / f"{figure.name}.png", figure.image)
+            write_atomically(place, figure.image)
+        else:
+            place.unlink(missing_ok=True)  # an earlier run's, which this one was asked not to show
     return document
 
 
+def _nothing_to_render(out: Path) -> DataError:
+    return DataError(
+        f"{out}: nothing is stored there of these items, this --seed and this route; run the same command without --render first, or "
+        "give the --out of an earlier run."
+    )
+
+
 def _list(items: "tuple[Item, ...]") -> None:
+    from qbi.experiments.reproduce.items import GROUPS
+
     table = Table(title="What can be reproduced")
     for title in ("item", "what", "data"):
         table.add_column(title)
     for item in items:
         table.add_row(item.name, item.title, ", ".join(item.data) or "none")
+    table.add_section()
+    for name, members in GROUPS.items():
+        table.add_row(name, f"{counted(len(members), 'item')} of these", "")
     console.print(table)

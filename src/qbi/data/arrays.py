@@ -16,6 +16,9 @@ def read_arrays(path: Path) -> tuple[tuple[Tensor, ...], Tensor | None]:
     names = ["x"] if "x" in found else sorted(n for n in found if n.startswith("x") and n[1:].isdigit())
     if not names:
         raise DataError(f"{path}: it holds {', '.join(found) or 'nothing'}; the inputs must be called x (or x0, x1 …).")
+    for name in (*names, "y"):
+        if name in found and found[name].dim() == 0:
+            raise DataError(f"{path}: {name} is a single number; it must hold one row for each sample.")
     targets = found.get("y")
     return tuple(_usable(found[name]) for name in names), None if targets is None else _usable(targets)
 

@@ -1,7 +1,8 @@
 """Read the parameters of a checkpoint without running anything in it."""
 
 import pickle
-from collections.abc import Iterator
+import zipfile
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ def load_parameters(path: Path) -> dict[str, Tensor]:
         raise DataError(f"{path}: a folder, not a checkpoint. Give a .safetensors, .npz or .pt file.")
     if not path.is_file():
         raise DataError(f"{path}: no such file. Give a .safetensors, .npz or .pt checkpoint.")
+    _refuse_bombs(path)
     try:
         if path.suffix == ".safetensors":
             loaded: object = load_file(path)
@@ -41,6 +43,7 @@ def load_parameters(path: Path) -> dict[str, Tensor]:
         raise DataError(
             f"{path}: its names are {sum(map(len, tensors)):,} characters long; this is no checkpoint of a model."
         )
+    _check_layouts(path, tensors)
     if not tensors:
         raise DataError(f"{path}: no named tensors in it, so there is nothing to inspect. Save a state_dict.")
     return tensors
@@ -50,6 +53,48 @@ DEEPEST = 32
 """Dictionaries inside dictionaries."""
 MOST_NAMES = 2**20
 """Characters of all names together."""
+
+MOST_UNPACKED = 2**31
+"""Bytes that compressed arrays, or tensors that repeat what the file holds once, may grow to."""
+LIMIT = f"{MOST_UNPACKED // 2**30} GiB"
+
+
+def _refuse_bombs(path: Path) -> None:
+    """What a compressed file says it unpacks to, before any of it is unpacked."""
+    try:
+        if not zipfile.is_zipfile(path):
+            return
+        with zipfile.ZipFile(path) as archive:
+            unpacked = sum(i.file_size for i in archive.infolist() if i.compress_type != zipfile.ZIP_STORED)
+    except (zipfile.BadZipFile, OSError, ValueError):
+        return  # not readable; the reader of its kind says so
+    if unpacked > MOST_UNPACKED:
+        raise DataError(
+            f"{path}: {path.stat().st_size:,} bytes unpack to {unpacked:,}; at most {LIMIT} are unpacked. Save fewer samples, or save "
+            "them uncompressed (np.savez, safetensors)."
+        )
+
+
+def _check_layouts(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Only what lies in the file as plain numbers is taken."""
+    for name, tensor in tensors.items():
+        if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta:
+            kind = (
+                str(tensor.layout)
+                if tensor.layout is not torch.strided
+                else "quantised"
+                if tensor.is_quantized
+                else "empty (meta)"
+            )
+            raise DataError(
+                f"{path}: {name} is {kind.removeprefix('torch.')}; save plain numbers (tensor.to_dense(), tensor.dequantize())."
+            )
+        size = tensor.numel() * tensor.element_size()
+        if size > MOST_UNPACKED and size > tensor.untyped_storage().nbytes():
+            raise DataError(
+                f"{path}: {name} repeats {tensor.untyped_storage().nbytes():,} bytes to {size:,}; at most {LIMIT} are taken. Save its "
+                "values themselves (tensor.contiguous())."
+            )
 
 
 def _tensors(loaded: object, prefix: str, depth: int) -> Iterator[tuple[str, Tensor]]:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from qbi.errors import DataError
 
-IMAGE_ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".gif")
+IMAGE_ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".gif", ".tif", ".tiff")
 FILES_AT_A_TIME = 256
 MOST_PIXELS, LONGEST_SIDE = 2**26, 2**16
 """Of one image; more is no photo, and decoding it would take all the memory there is."""
@@ -58,7 +58,7 @@ def decode_all(
                     or max(image.size) > 1000 * min(image.size)
                 ):
                     return name, f"{image.width}×{image.height} pixels are no photo"
-                return name, np.asarray(fit(image.convert("RGB")))
+                return name, np.asarray(fit(_eight_bit(image).convert("RGB")))
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as problem:
             return name, str(problem) or type(problem).__name__
 
@@ -122,6 +122,15 @@ def _blocks(source: Iterable[tuple[str, bytes]]) -> Iterator[list[tuple[str, byt
     iterator = iter(source)
     while block := list(islice(iterator, FILES_AT_A_TIME)):
         yield block
+
+
+def _eight_bit(image: Image.Image) -> Image.Image:
+    """Scans of 16 bits in 8; Pillow alone would cut every value above 255 off."""
+    if image.mode.startswith("I;16"):
+        return Image.fromarray((np.asarray(image).astype(np.uint16) >> 8).astype(np.uint8))
+    if image.mode in ("I", "F"):
+        raise ValueError("its pixels are no 8-bit or 16-bit numbers; save it with 8 bits a channel")
+    return image
 
 
 def _without_address(message: str) -> str:

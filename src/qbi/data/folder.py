@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from PIL import Image
 
-from qbi.data.decode import Decoded, as_is, centre_crop, decode_all, is_image
+from qbi.data.decode import IMAGE_ENDINGS, Decoded, as_is, centre_crop, decode_all, is_image
 from qbi.data.tree import files
 from qbi.errors import DataError
 from qbi.records import ImageData
@@ -50,10 +50,19 @@ def _decode(
         decoded = decode_all(wanted, fit, skip_bad=skip_bad, progress=progress)
     except DataError as problem:
         named = str(problem).startswith(str(root))
-        raise problem if named else DataError(f"{root}: {problem}") from problem
+        raise problem if named else DataError(f"{root}: {problem}{_instead(root, str(problem))}") from problem
     if decoded.skipped:
         log.warning("%s: skipped %d unreadable files, the first %s", root, len(decoded.skipped), decoded.skipped[0])
     return decoded
+
+
+def _instead(root: Path, problem: str) -> str:
+    """What lies in a folder without images, and what would be taken."""
+    if "(0 skipped)" not in problem or not root.is_dir():
+        return ""
+    other = next((p.name for p in sorted(root.rglob("*")) if p.is_file() and not p.name.startswith(".")), None)
+    held = "it is empty" if other is None else f"it holds files such as {other}"
+    return f" Here {held}; images end in {', '.join(IMAGE_ENDINGS)}. Convert others, or give arrays x and y (.npz)."
 
 
 def _labelled(name: str, decoded: Decoded) -> ImageData:

@@ -7,10 +7,27 @@ from qbi.data.cifar10 import load_cifar10
 from qbi.data.folder import load_image_folder
 from qbi.data.hub import PREFIX, load_hub_images
 from qbi.data.photos import synthetic_photos
-from qbi.errors import DataError
+from qbi.errors import BadValue, DataError
 from qbi.records import ImageData
 
 BUILT_IN = "photos"
+ALWAYS = "builtin:"
+"""Before the name of built-in data: those, whatever lies in the folder."""
+
+
+def built_in(source: str, *names: str) -> str | None:
+    """Which of the built-in data are meant, if any; a folder or file of the same name makes the bare name unclear."""
+    name = source.removeprefix(ALWAYS)
+    if name not in names:
+        if source.startswith(ALWAYS):
+            raise BadValue(f"--data: nothing built in is called {name!r}; there is {' and '.join(names)}.")
+        return None
+    if name == source and Path(name).exists():
+        raise BadValue(
+            f"--data: {name!r} is built in, and there is a folder or file of that name; write ./{name} for that one, "
+            f"{ALWAYS}{name} for the built-in data."
+        )
+    return name
 
 
 def open_images(
@@ -23,7 +40,7 @@ def open_images(
     progress: Callable[[int], None] | None = None,
 ) -> ImageData:
     """Built-in photos, CIFAR-10 in its published layouts, any folder or archive of images, or `hf:NAME`."""
-    if source == BUILT_IN:
+    if built_in(source, BUILT_IN):
         return synthetic_photos(count, size, seed=seed)
     if source.startswith(PREFIX):
         return load_hub_images(source.removeprefix(PREFIX), size=size, limit=max(count, 1000))

@@ -102,6 +102,6 @@ def pack(corpus: Corpus, ids: list[list[int]], vocabulary: tuple[str, ...], leng
 
 def _text(content: bytes, place: str) -> str:
     try:
-        return content.decode("utf-8")
+        return content.decode("utf-8-sig")  # spreadsheets put a mark before the first letter
     except UnicodeDecodeError as problem:
         raise DataError(f"{place}: not UTF-8 text (byte {problem.start}); convert it to UTF-8.") from problem

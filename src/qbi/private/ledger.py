@@ -7,7 +7,7 @@ is killed in between has spent what it may not have sent, never the other way ro
 import json
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,6 +27,7 @@ CREATE TABLE IF NOT EXISTS spent (
   note TEXT NOT NULL
 )
 """
+TABLE = "spent"
 WAIT = 30.0
 """Seconds to wait for another process that is writing."""
 
@@ -74,6 +75,22 @@ class Ledger:
         self.mark = Path(mark) if mark is not None else self.path.with_name(self.path.name + ".mark")
 
     @contextmanager
+    def _reading(self) -> Iterator[sqlite3.Connection]:
+        """The file as it is: nothing is made, and nothing but a ledger is read."""
+        try:
+            with closing(
+                sqlite3.connect(f"{self.path.absolute().as_uri()}?mode=rw", uri=True, timeout=WAIT)
+            ) as connection:
+                if TABLE not in _tables(connection):
+                    raise self._foreign()
+                yield connection
+        except sqlite3.Error as problem:
+            raise DataError(f"ledger {self.path}: it cannot be read or written ({problem}).") from problem
+
+    def _foreign(self) -> DataError:
+        return DataError(f"{self.path}: this is no ledger; name the file that a private training keeps (`ledger=`).")
+
+    @contextmanager
     def _open(self) -> Iterator[sqlite3.Connection]:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -83,6 +100,8 @@ class Ledger:
         try:
             connection.execute("PRAGMA synchronous=FULL")
             connection.execute("BEGIN IMMEDIATE")
+            if (found := _tables(connection)) and TABLE not in found:
+                raise self._foreign()
             connection.execute(SCHEMA)
             yield connection
             connection.execute("COMMIT")
@@ -129,7 +148,7 @@ class Ledger:
         """Everything, in the order in which it was written; the clock does not matter."""
         if not self.path.exists():
             raise DataError(f"ledger {self.path}: there is no such file.")
-        with self._open() as connection:
+        with self._reading() as connection:
             rows = connection.execute(
                 "SELECT id, at, data, family, noise, participations, note FROM spent ORDER BY id"
             ).fetchall()
@@ -160,3 +179,9 @@ class Ledger:
     @classmethod
     def _bits(cls, connection: sqlite3.Connection, data: str) -> float:
         return sum(cls._by_family(connection, data).values())
+
+
+def _tables(connection: sqlite3.Connection) -> set[str]:
+    """Of the file, SQLite's own left out."""
+    found = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'")
+    return {name for (name,) in found}

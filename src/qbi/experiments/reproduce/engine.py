@@ -1,6 +1,7 @@
 """Work through cells on one core, several, or a Ray cluster: the same results to the bit."""
 
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -8,7 +9,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
 from typing import Any
 
-from qbi.errors import MissingExtra
+from qbi.errors import BadValue, MissingExtra, first_line
 from qbi.experiments.reproduce.cells import Cell, Result
 from qbi.experiments.reproduce.items import compute
 from qbi.experiments.reproduce.store import Store
@@ -17,6 +18,8 @@ from qbi.experiments.reproduce.workplace import Workplace
 Computed = tuple[Cell, Result, float]
 RETRIES = 3
 """How often a cell of a lost Ray worker is tried again."""
+ANSWERS_WITHIN = 5.0
+"""Seconds in which a cluster must take a connection."""
 
 
 def run_cells(
@@ -67,15 +70,43 @@ def _end_with_parent(parent: int) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def _on_ray(cells: Sequence[Cell], place: Workplace, address: str | None) -> Iterator[Computed]:
+def check_cluster(address: str | None) -> None:
+    """Whether Ray is installed and somebody answers at the address; asked before data are prepared."""
+    _ray()
+    host, colon, port = (address or "").removeprefix("ray://").rpartition(":")
+    if not colon:
+        return  # none, or a word such as auto that Ray itself looks up
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWERS_WITHIN):
+            return
+    except (OSError, ValueError, OverflowError) as problem:
+        raise _unreachable(address, problem) from None
+
+
+def _ray() -> Any:
     try:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         import ray
     except ImportError as problem:
         raise MissingExtra("ray", "ray") from problem
+    return ray
+
+
+def _unreachable(address: str | None, problem: Exception) -> BadValue:
+    return BadValue(
+        f"--address: {address or 'a Ray cluster'} cannot be reached ({first_line(problem)}); start Ray there (`ray start --head`), correct "
+        "host:port, or leave --engine ray out."
+    )
+
+
+def _on_ray(cells: Sequence[Cell], place: Workplace, address: str | None) -> Iterator[Computed]:
+    ray = _ray()
     started = not ray.is_initialized()
     if started:
-        ray.init(address=address, log_to_driver=False, include_dashboard=False)
+        try:
+            ray.init(address=address, log_to_driver=False, include_dashboard=False)
+        except (OSError, ValueError, RuntimeError) as problem:
+            raise _unreachable(address, problem) from None
     remote: Any = ray.remote(max_retries=RETRIES, num_cpus=1)(compute)
     try:
         waiting = {remote.remote(cell, place): cell for cell in cells}

@@ -146,6 +146,14 @@ ITEMS = (
     ),
 )
 
+GROUPS = {
+    "all": ITEMS,
+    "tables": tuple(item for item in ITEMS if item.table is not None),
+    "figures": tuple(item for item in ITEMS if item.draw is not None),
+    "beyond": tuple(item for item in ITEMS if item.name.startswith("beyond-")),
+}
+"""Names that stand for several items."""
+
 
 def compute(cell: Cell, place: Workplace) -> tuple[Result, float]:
     """The result of a cell and the seconds it took: the one function that workers run.
@@ -167,16 +175,10 @@ def compute(cell: Cell, place: Workplace) -> tuple[Result, float]:
 def select(names: Sequence[str]) -> list[Item]:
     """Items by name; `all`, `tables`, `figures` and `beyond` stand for groups."""
     known = {item.name: item for item in ITEMS}
-    groups = {
-        "all": list(ITEMS),
-        "tables": [item for item in ITEMS if item.table is not None],
-        "figures": [item for item in ITEMS if item.draw is not None],
-        "beyond": [item for item in ITEMS if item.name.startswith("beyond-")],
-    }
     chosen: dict[str, Item] = {}
     for name in names or ("all",):
-        if name in groups:
-            chosen.update({item.name: item for item in groups[name]})
+        if name in GROUPS:
+            chosen.update({item.name: item for item in GROUPS[name]})
         elif name in known:
             chosen[name] = known[name]
         else:

@@ -49,7 +49,12 @@ def cache_data(found: Found, cache_folder: Path, *, skip_bad: bool = False, prog
             _prepare_texts(found.path, working)
         else:
             _prepare_images(found, working, skip_bad, progress)
-        working.rename(target)
+        try:
+            working.rename(target)
+        except OSError:
+            # Another process was first; what it prepared from the same source is the same.
+            if not (target / "meta.json").exists():
+                raise
     finally:
         shutil.rmtree(working, ignore_errors=True)
     return target
