@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import zipfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,13 +15,16 @@ import torch
 from PIL import Image
 
 from qbi.attacks.best_case import BestCase
+from qbi.auditing import trial
 from qbi.data.found import Found
 from qbi.data.text import load_text_csv
 from qbi.errors import BadValue
 from qbi.experiments.reproduce import prepared
+from qbi.metrics import CLEAR
 from qbi.private.ledger import Ledger
 from qbi.randomness import generator
 from qbi.report.audit import audit_page
+from qbi.report.wording import SPREADS, threshold_words
 
 NET = """
 import torch
@@ -314,10 +318,45 @@ def test_tables_of_numbers_speak_of_spreads_not_decibels(place, qbi_here, monkey
     assert "1 batch of 4" in shown
     assert "1 attack." in shown
     assert "dB" not in shown
-    assert "within 0.4 % of a feature's spread" in shown
+    assert "within 0.4, 13, 45 % of a feature's spread: " in shown
     page = (tmp_path / "report.html").read_text()
     assert "dB" not in page.split("<script")[0]
-    assert "within 45 % of a feature's spread" in page
+    assert "within 45 % of a feature&#39;s spread" in page
+
+
+def test_spreads_are_those_that_samples_are_judged_in():
+    assert SPREADS == trial.SPAN
+    assert (
+        threshold_words(CLEAR, "numbers")
+        == f"within {100 * CLEAR.largest_error(trial.SPAN) ** 0.5:.2g} % of a feature's spread"
+    )
+
+
+@pytest.mark.serial
+def test_every_cell_of_the_report_is_readable_on_a_phone(place, qbi_here, monkeypatch, tmp_path):
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    chromium = next((p for p in ("/usr/bin/chromium", "/usr/bin/chromium-browser") if Path(p).exists()), None)
+    if chromium is None:
+        pytest.skip("Chromium is not installed")
+    monkeypatch.chdir(place)
+    qbi_here("audit", "net.py:net", "--data", "table.npz", "--batch-size", 4, "--batches", 1, "--out", tmp_path)
+    with playwright.sync_playwright() as p:
+        browser = p.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        page = browser.new_context(viewport={"width": 375, "height": 800}).new_page()
+        page.goto((tmp_path / "report.html").as_uri())
+        cells = page.evaluate(
+            "[...document.querySelectorAll('td')].filter(c => c.textContent.trim()).map(c => {"
+            "const range = document.createRange(); range.selectNodeContents(c); const box = range.getBoundingClientRect();"
+            "return [box.left, box.right, c.textContent.trim().length, box.height, c.dataset.label]})"
+        )
+        width = page.evaluate("document.documentElement.scrollWidth")
+        browser.close()
+    assert width <= 375
+    assert len(cells) > 20
+    for left, right, letters, height, label in cells:
+        assert 0 <= left < right <= 375, label  # nothing is cut off
+        assert height <= 40 * (1 + letters / 12), label  # nor are letters piled up
+        assert label
 
 
 def test_groups_are_listed(qbi_here):

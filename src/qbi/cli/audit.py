@@ -195,6 +195,8 @@ def _write(
 
 
 def _show(result: "AuditResult", out: Path) -> None:
+    from qbi.report.wording import shares_in_words
+
     table = Table(title=plain(f"{result.model} on {result.data}, B = {result.client.batch_size}"))
     for name in ("layer", "reach", "neurons", "values", "behind it"):
         table.add_column(name, overflow="fold")
@@ -218,7 +220,7 @@ def _show(result: "AuditResult", out: Path) -> None:
         for label, shares in (("predicted for this batch", attack.predicted), ("limit on normal data", attack.limit)):
             if shares is not None:
                 measures.add_row("", label, *(percent(shares[key]) for key in ("active", "precision", "recall")))
-        levels = ", ".join(f"{threshold}: {percent(i.mean)} %" for threshold, i in attack.recovered.items())
+        levels = shares_in_words({threshold: i.mean for threshold, i in attack.recovered.items()}, result.kind)
         measures.add_row("", f"read from gradients: {levels}", "", "", "")
     for missing in result.untested:
         measures.add_row(plain(f"{missing.attack}, {missing.layer}"), "not tested", "–", "–", "–")

@@ -12,11 +12,12 @@ from xml.sax.saxutils import escape, quoteattr
 from PIL import Image
 from torch import Tensor
 
-from qbi.errors import printable
-from qbi.metrics import EXACT, RECOGNISABLE
+from qbi.errors import printable, without_controls
+from qbi.metrics import EXACT, RECOGNISABLE, THRESHOLDS
 from qbi.private.boundary import THREE_LINES
 from qbi.private.goal import DEFAULT_BITS
 from qbi.report.pictures import to_image
+from qbi.report.wording import level_words, threshold_words
 
 LARGEST = 112
 """Side of a picture in the page, in pixels; larger samples are shown smaller."""
@@ -48,7 +49,8 @@ def audit_page(
     lost = {loss["at"] for entry in document["layers"] if entry["name"] == layer for loss in entry["losses"]}
     width = next((entry["neurons"] for entry in document["layers"] if entry["name"] == layer), 0)
     nonce = hashlib.sha256(repr(sorted(document["verdict"].items(), key=str)).encode()).hexdigest()[:24]
-    return environment.from_string(template).render(
+    kind = document["data"]["kind"]
+    page = environment.from_string(template).render(
         d=document,
         command=command,
         pairs=pairs,
@@ -62,7 +64,12 @@ def audit_page(
         three_lines=THREE_LINES,
         exact=EXACT.key,
         recognisable=RECOGNISABLE.key,
+        thresholds=[{"key": t.key, "words": threshold_words(t, kind)} for t in THRESHOLDS],
+        loosest=threshold_words(RECOGNISABLE, kind),
+        levels=level_words(kind),
+        pictures=kind == "images",
     )
+    return without_controls(page)
 
 
 def _severity(document: Mapping[str, Any]) -> dict[str, str]:
