@@ -2,11 +2,24 @@
 
 from collections.abc import Callable
 
-from tables.detection import answers, crafted_found, detectors, held_out, in_sample
+from tables import claims
+from tables.detection import answers, by_attack, calibration_data, crafted_found, detectors, held_out, in_sample
 from tables.flower import example, flower
 from tables.matrix import aggp_imagenet, compared, epsilons, worst, worst_cases
 from tables.paper import beyond, federation, reproduction, saturation, trap_imagenet
-from tables.private import best_case, candidates, cost, equal_bits, learned, noise_cost, price, rates, read_72, steps
+from tables.private import (
+    best_case,
+    candidates,
+    equal_bits,
+    learned,
+    noise_cost,
+    presets,
+    price,
+    rates,
+    read_72,
+    slowest,
+    steps,
+)
 from tables.speed import aggp_step, aggp_steps, audits, bench, large_audits, pairs_time
 
 TABLES: dict[str, Callable[[], str]] = {
@@ -16,6 +29,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "best-case": best_case,
     "learned": learned,
     "candidates": candidates,
+    "presets": presets,
     "private-h200": lambda: steps("private-h200"),
     "private-cpu": lambda: steps("private-cpu"),
     "flower": flower,
@@ -37,6 +51,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "aggp-imagenet": aggp_imagenet,
     "answers": answers,
     "detectors": detectors,
+    "crafted": by_attack,
     "saturation": saturation,
     "epsilons": epsilons,
 }
@@ -45,10 +60,22 @@ VALUES: dict[str, Callable[[], str]] = {
     "trap-imagenet": trap_imagenet,
     "read-72": read_72,
     "noise-cost": noise_cost,
-    "cost-paper-cnn": lambda: cost("paper-cnn"),
-    "cost-flower-example": lambda: cost("flower-example"),
-    "cost-quickstart": lambda: cost("quickstart"),
-    "cost-two-layer": lambda: cost("two-layer"),
+    "largest-cost": claims.largest_cost,
+    "cost-on-all-images": claims.cost_on_all_images,
+    "whole-batches": claims.whole_batches,
+    "honest-batches": claims.honest_batches,
+    "full-rank": claims.at_full_rank,
+    "agreement-images": lambda: claims.agreement("imagenet-recall", "cifar10-recall", "normalisation"),
+    "agreement-text": lambda: claims.agreement("imdb-recall"),
+    "too-often": claims.fires_too_often,
+    "layer-norm": claims.layer_norm_similarity,
+    "aggp-accuracy": claims.aggp_accuracy,
+    "aggp-rows": claims.aggp_rows,
+    "guess": claims.guess_recognised,
+    "learned-data": claims.learned_data,
+    "candidates": claims.candidates,
+    "default-reading": claims.default_reading,
+    "slowest": lambda: slowest("private-h200"),
     "aggp-step-cpu": lambda: aggp_step("bench-cpu"),
     "aggp-steps-gpu": aggp_steps,
     "pairs-cpu": lambda: pairs_time("bench-cpu"),
@@ -56,6 +83,7 @@ VALUES: dict[str, Callable[[], str]] = {
     "held-out": held_out,
     "in-sample": in_sample,
     "crafted-found": crafted_found,
+    "calibration-data": calibration_data,
     "aggp-imprint": lambda: worst("aggp", "imprint", 64),
     "aggp-mirrored": lambda: worst("aggp", "mirrored", 20),
 }

@@ -55,7 +55,19 @@ def in_sample() -> str:
 def crafted_found() -> str:
     """Crafted models."""
     found = load("calibration")
-    missed = sorted({m.split(",")[0] for m in found["crafted missed"]})
-    return f"{found['crafted reported']:,} of {found['crafted']:,}" + (
-        f" (missed: {', '.join(missed)})" if missed else ""
-    )
+    return f"{found['crafted reported']:,} of {found['crafted']:,}"
+
+
+def by_attack() -> str:
+    """Crafted models, attack by attack."""
+    rows = [
+        [a["attack"], f"{a['found']} of {a['of']}", f"{a['least strength']:.2f}"]
+        for a in load("calibration")["by attack"]
+    ]
+    return table(["attack", "found", "least suspicious model, in bounds"], rows)
+
+
+def calibration_data() -> str:
+    """What the benign models were trained on."""
+    found = load("calibration")
+    return f"{found['images']:,} images ({' and '.join(found['slow kinds'])}: {found['images of slow kinds']})"

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from qbi.private.goal import PRESETS
 from qbi.theory.guarantees import bits
 from tables.reading import load, table
 
@@ -127,6 +128,21 @@ def candidates() -> str:
     return table(["network", "B", "bits", "named"], rows)
 
 
+def presets() -> str:
+    """What the servers above still do at the bits of each preset."""
+    exact = min(load("best-case")["rows"], key=lambda r: abs(r["bits"] - PRESETS["exact"]))
+    rows = []
+    for name, most in PRESETS.items():
+        codes = [r for r in load("learned")["rows"] if r["rounds"] == 1 and abs(r["bits"] / most - 1) < 0.05]
+        read = [f"{100 * codes[0][key]:.1f} %" for key in ("at_30", "at_19")] if codes else ["–", "–"]
+        if name == "exact":
+            read = [f"{100 * exact[key]:.1f} %, by the linear map" for key in ("30 dB 1", "19 dB 1")]
+        lists = [r for r in load("learned")["candidates"] if (r["batch_size"], r["bits"]) == (2, most)]
+        named = f"{sum(r['named'] for r in lists)} of {sum(r['of'] for r in lists)}" if lists else "–"
+        rows.append([f"`{name}`", f"{most:,g}", *read, named])
+    return table(["preset", "bits in all participations", "at 30 dB", "at 19 dB", "named from a list, B = 2"], rows)
+
+
 def best_case() -> str:
     """The best linear server."""
     head = ["σ", "bits", "read, dB", "at 19 dB", "at 30 dB", "read after 16 participations, dB", "at 19 dB", "at 30 dB"]
@@ -172,6 +188,12 @@ def steps(name: str) -> str:
     return table(["model", "plain step", "private step", "Opacus, hooks", "Opacus, ghost"], rows)
 
 
+def slowest(name: str) -> str:
+    """The model on which the private step costs most."""
+    found = max(load(name)["rows"], key=lambda r: r["ratios"]["private"])
+    return f"{found['model']}, {found['ratios']['private']:.1f}×"
+
+
 def noise_cost() -> str:
     """Of one value on one core."""
     return f"{load('private-cpu')['noise_ns']:.1f} ns"
@@ -187,12 +209,3 @@ def read_72() -> str:
     """What the learned code reads at the default."""
     found = learned_at(0.1, 1)
     return f"{found['psnr']:.1f} dB on average, {100 * found['at_30']:.0f} % of images at 30 dB, {100 * found['at_19']:.0f} % recognisably"
-
-
-def cost(network: str) -> str:
-    """Points between the best plain training and the best one at the default budget."""
-    data = load("frontier")
-    epochs = dict(compared())[network]
-    cells = [c for c in data["cells"] if c["network"] == network and c["epochs"] == epochs and c["images"] == SMALL]
-    best = {noise: max(c["accuracy"] for c in cells if c["noise"] == noise) for noise in (-1.0, 0.1)}
-    return f"{best[0.1] - best[-1.0]:+.1f}"

@@ -1,7 +1,7 @@
 """How sure `qbi inspect` is: on the models its bounds were set on, on others, and against servers that know it."""
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from qbi.detection.parameters import BOUNDS
@@ -57,6 +57,7 @@ class Calibration:
             "crafted": len(self.crafted),
             "crafted reported": len(self.crafted) - len(_missed(self.crafted)),
             "crafted missed": _missed(self.crafted),
+            "by attack": [_by_attack(self.crafted, name) for name in dict.fromkeys(m.family for m in self.crafted)],
             "found at 1 % false positives": {
                 name: max((found for false, found in curve if false <= 0.01), default=0.0)
                 for name, curve in curves.items()
@@ -77,6 +78,11 @@ def _missed(models: tuple[Judged, ...]) -> list[str]:
     return [f"{m.family}, {m.variant}" for m in models if m.strength <= 1]
 
 
+def _by_attack(models: tuple[Judged, ...], attack: str) -> dict[str, object]:
+    own = [m.strength for m in models if m.family == attack]
+    return {"attack": attack, "found": sum(s > 1 for s in own), "of": len(own), "least strength": min(own)}
+
+
 def trainings(data: ImageData, seeds: int) -> int:
     """How many models are trained."""
     kinds, others = architectures(data.shape), held_out_architectures(data.shape)
@@ -84,12 +90,17 @@ def trainings(data: ImageData, seeds: int) -> int:
 
 
 def in_sample(
-    data: ImageData, seeds: int, epochs: int, device: str = "cpu", step: Callable[[], None] = lambda: None
+    data: ImageData,
+    seeds: int,
+    epochs: int,
+    device: str = "cpu",
+    step: Callable[[], None] = lambda: None,
+    only: Collection[str] | None = None,
 ) -> tuple[tuple[Judged, ...], tuple[Judged, ...]]:
     """Models of the kinds that bounds were set on, and crafted ones made of the first and last state of one training of each."""
     benign: list[Judged] = []
     crafted: list[Judged] = []
-    kinds = architectures(data.shape)
+    kinds = {name: make for name, make in architectures(data.shape).items() if only is None or name in only}
     for judged, model in benign_models(data, kinds, OPTIMISERS, range(seeds), epochs, device, step):
         benign.append(judged)
         moments = {f"Adam 1e-3, {epoch} epochs, seed 0" for epoch in (0, epochs)}
