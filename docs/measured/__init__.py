@@ -1,0 +1,1 @@
+"""What `docs/measure.py` measures."""
