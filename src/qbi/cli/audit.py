@@ -180,9 +180,8 @@ def _write(
             "seen": gallery.seen,
             "texts": gallery.words,
         }
-    # What an earlier run left would contradict this report, or show what it was asked to keep to itself.
-    for name in ("audit.png", "audit.sarif", "audit.xml"):
-        (out / name).unlink(missing_ok=True)
+    # A picture of an earlier run would contradict this report, or show what it was asked to keep to itself.
+    (out / "audit.png").unlink(missing_ok=True)
     write_atomically(out / "audit.json", to_json(document))
     write_atomically(out / "report.html", audit_page(document, command=command, **shown))
     if sarif:
