@@ -1,4 +1,4 @@
-"""What people feed a tool by mistake: one sentence with the remedy and exit code 2, or done right; never a leak's code, never a traceback."""
+"""What people feed a tool by mistake: one sentence with the remedy and exit code 2, or done right; never a traceback."""
 
 import json
 import os
@@ -347,7 +347,8 @@ def test_every_cell_of_the_report_is_readable_on_a_phone(place, qbi_here, monkey
         page.goto((tmp_path / "report.html").as_uri())
         cells = page.evaluate(
             "[...document.querySelectorAll('td')].filter(c => c.textContent.trim()).map(c => {"
-            "const range = document.createRange(); range.selectNodeContents(c); const box = range.getBoundingClientRect();"
+            "const range = document.createRange(); range.selectNodeContents(c);"
+            "const box = range.getBoundingClientRect();"
             "return [box.left, box.right, c.textContent.trim().length, box.height, c.dataset.label]})"
         )
         width = page.evaluate("document.documentElement.scrollWidth")

@@ -16,7 +16,7 @@ from qbi.errors import BadValue, first_line
 
 @contextmanager
 def users_code(place: str) -> Iterator[None]:
-    """Run code of the user's: what it prints goes to standard error, and it cannot end the process as if all were well."""
+    """Code of the user's: what it prints goes to standard error, and it cannot end the process as if all were well."""
     sys.stdout.flush()
     kept = None
     with suppress(OSError, ValueError):
@@ -89,7 +89,8 @@ def _checked(model: nn.Module, name: str) -> nn.Module:
             raise BadValue(f"MODEL: {part} of {name} has no shape yet; run it once on a sample before it is returned.")
         if parameter.is_meta:
             raise BadValue(
-                f"MODEL: {part} of {name} is on the meta device and has no values; call model.to_empty(device='cpu') and load weights."
+                f"MODEL: {part} of {name} is on the meta device and has no values; "
+                "call model.to_empty(device='cpu') and load weights."
             )
     return model
 

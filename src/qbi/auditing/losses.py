@@ -61,8 +61,8 @@ def _checked(name: str, output: Tensor, targets: Tensor) -> tuple[Loss, Tensor, 
         )
     if name == "bce" and targets.numel() and float(targets.min()) < 0:
         raise BadValue(
-            f"data: targets go from {float(targets.min()):g} to {float(targets.max()):g}, and one output asks for 0 and 1; number the two "
-            "classes so, or give --loss mse."
+            f"data: targets go from {float(targets.min()):g} to {float(targets.max()):g}, and one output asks for 0 and 1; "
+            "number the two classes so, or give --loss mse."
         )
     return NAMED[name], targets, name
 

@@ -48,4 +48,5 @@ def _explained(problem: OSError) -> str:
     if problem.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
         return f"{said} while writing; free some space, and the same command goes on."
     place = " and ".join(str(name) for name in (problem.filename, problem.filename2) if name is not None)
-    return f"{place or 'the system'}: {said}; check that it is there and that nothing else uses it, and run the command again."
+    remedy = "check that it is there and that nothing else uses it, and run the command again"
+    return f"{place or 'the system'}: {said}; {remedy}."

@@ -116,8 +116,8 @@ def audit(
         audit_data.check_like(samples, helper)
     shape = "×".join(map(str, samples.inputs[0].shape[1:]))
     announce(
-        f"{counted(len(samples), 'sample')} of {shape} values, {counted(batches, 'batch', 'batches')} of {client.samples}, "
-        f"{counted(len(select(attacks, 'audit')), 'attack')}."
+        f"{counted(len(samples), 'sample')} of {shape} values, {counted(batches, 'batch', 'batches')} of "
+        f"{client.samples}, {counted(len(select(attacks, 'audit')), 'attack')}."
     )
     with stages() as say, users_code(f"MODEL: {model}"):
         samples = samples if user is None else audit_data.suited(user, samples)

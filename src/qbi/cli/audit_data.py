@@ -72,20 +72,21 @@ def _arrays(path: Path, *, labelled: bool) -> Samples:
     if labelled and targets is None:
         # Labels that nobody gave would be all the same, and called read.
         raise DataError(
-            f"{path}: it has no y; add the labels or targets as y. For a model that reconstructs its input save y = x; for a loss that "
-            "takes no targets, zeros."
+            f"{path}: it has no y; add the labels or targets as y. For a model that reconstructs its input save y = x; "
+            "for a loss that takes no targets, zeros."
         )
     samples = tensor_samples(inputs, targets, name=path.name)
     for part in samples.inputs:
         largest = float(part.abs().max()) if part.numel() else 0.0
         if math.isfinite(largest) and largest > LARGEST:
             raise DataError(
-                f"{samples.name}: values go up to {largest:.2g}, and above {LARGEST:g} their squares overflow; scale the features first, "
-                "such as to mean 0 and spread 1."
+                f"{samples.name}: values go up to {largest:.2g}, and above {LARGEST:g} their squares overflow; "
+                "scale the features first, such as to mean 0 and spread 1."
             )
     if len(samples) > 1 and all(bool((part == part[:1]).all()) for part in samples.inputs):
         raise DataError(
-            f"{samples.name}: its {len(samples)} samples are all the same; nothing tells them apart. Give samples that differ."
+            f"{samples.name}: its {len(samples)} samples are all the same; nothing tells them apart. "
+            "Give samples that differ."
         )
     return samples
 
@@ -94,8 +95,8 @@ def trained_model(model: nn.Module, name: str) -> nn.Module:
     """The model as it is audited: one that trains something, in float32."""
     if any(True for _ in model.parameters()) and not any(p.requires_grad for p in model.parameters()):
         raise BadValue(
-            f"MODEL: every parameter of {name} is frozen, so a client sends no gradient and there is nothing to audit; set requires_grad of "
-            "what clients train."
+            f"MODEL: every parameter of {name} is frozen, so a client sends no gradient and there is nothing to audit; "
+            "set requires_grad of what clients train."
         )
     others = {p.dtype for p in model.parameters() if p.is_floating_point()} - {torch.float32}
     if not others:

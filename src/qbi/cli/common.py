@@ -41,7 +41,7 @@ Tell = Callable[[str, int, int | None], None]
 
 @contextmanager
 def progress_bar(what: str) -> Iterator[Tell]:
-    """A bar when a person watches; where the output is no terminal, a plain line for each stage and each tenth of it."""
+    """A bar when a person watches; where the output is no terminal, a line for each stage and each tenth of it."""
     if not sys.stderr.isatty():
         yield _plain_lines()
         return

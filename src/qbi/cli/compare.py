@@ -13,7 +13,7 @@ from qbi.errors import BadValue, number_in
 from qbi.files import check_place, to_json, write_atomically
 
 if TYPE_CHECKING:
-    from qbi.experiments.compare import Judgement
+    from qbi.experiments.compare import Judgement, Setting
 
 LARGEST_GAIN = 1e6
 """Rows beyond it overflow in float32."""
@@ -48,20 +48,13 @@ def compare(
     from qbi.experiments.compare import Setting, run_matrix
     from qbi.report.matrix import heat_map, to_markdown
 
-    check_place(out)
-    number_in("--learning-rate", learning_rate, most=FASTEST)
-    if gain is not None:
-        number_in("--gain", gain, most=LARGEST_GAIN)
+    _check(out, learning_rate, gain)
     chosen_attacks = [a.key for a in attacks_by_key.select(some("--attacks", words(attacks)), "compare")]
     chosen_defences = defences_by_key.select(some("--defences", words(defences)), "compare")
     sizes = _numbers(batch_sizes)
     setting = Setting(neurons, batches, rounds, epochs, trainings, optimiser, learning_rate, gain, seed)
     images = open_images(data, size=size, count=max(sizes) + neurons + 400, seed=seed)
-    announce(
-        f"{counted(len(chosen_attacks), 'attack')}, {counted(len(chosen_defences), 'defence')}, batches of {', '.join(map(str, sizes))}: "
-        f"{counted(len(chosen_attacks) * len(chosen_defences) * len(sizes) * batches * rounds, 'answer')} to read, "
-        f"{counted(len(chosen_defences) * len(sizes) * trainings if epochs else 0, 'training')}."
-    )
+    _announce(len(chosen_attacks), len(chosen_defences), sizes, setting)
     with progress_bar("comparing") as tell:
         outcomes, accuracy = run_matrix(
             images,
@@ -83,6 +76,23 @@ def compare(
         return
     _show(images.name, neurons, chosen_attacks, chosen_defences, sizes, outcomes, accuracy)
     console.print(f"Heat map, table and JSON: {out}")
+
+
+def _announce(attacks: int, defences: int, sizes: list[int], setting: "Setting") -> None:
+    answers = attacks * defences * len(sizes) * setting.batches * setting.rounds
+    trainings = defences * len(sizes) * setting.trainings if setting.epochs else 0
+    announce(
+        f"{counted(attacks, 'attack')}, {counted(defences, 'defence')}, batches of {', '.join(map(str, sizes))}: "
+        f"{counted(answers, 'answer')} to read, {counted(trainings, 'training')}."
+    )
+
+
+def _check(out: Path, learning_rate: float, gain: float | None) -> None:
+    """What can be told before anything is computed."""
+    check_place(out)
+    number_in("--learning-rate", learning_rate, most=FASTEST)
+    if gain is not None:
+        number_in("--gain", gain, most=LARGEST_GAIN)
 
 
 def _show(

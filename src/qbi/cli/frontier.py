@@ -63,9 +63,9 @@ def frontier(
     )
     rows = []
     with progress_bar("trained") as tell:
-        for row in compute(cells, images, device=where, jobs=jobs):
+        for done, row in enumerate(compute(cells, images, device=where, jobs=jobs), 1):
             rows.append(row)
-            tell("trained", len(rows), len(cells))
+            tell("trained", done, len(cells))
     found = best_rates(rows)
     document = {"data": data, "cells": found, "settings": settings(rows), "curves": curves(found)}
     write_atomically(out / "frontier.json", to_json(document))

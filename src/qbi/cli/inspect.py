@@ -45,8 +45,8 @@ def inspect(
     kernels = [v for n, v in state.items() if n.endswith("weight") and v.is_floating_point() and v.dim() in (3, 4, 5)]
     if not kernels and all(rows.shape[1] < FEWEST_INPUTS for _, rows, _ in linear_rows(state)):
         raise DataError(
-            f"{model}: nothing in it can be inspected: no convolution, and no weight matrix of {FEWEST_INPUTS} inputs or more under a name "
-            "that ends in “weight”. Give a state_dict of the model."
+            f"{model}: nothing in it can be inspected: no convolution, and no weight matrix of {FEWEST_INPUTS} inputs or "
+            "more under a name that ends in “weight”. Give a state_dict of the model."
         )
     signs = inspect_parameters(state)
     if json:

@@ -76,8 +76,8 @@ def _by_law(key: str, neurons: int, batch_size: int, features: int, seed: int, *
     require_positive("predict", neurons=neurons, batch_size=batch_size, features=features)
     if neurons * batch_size > MOST_FIRING or batch_size * max(batch_size, min(features, MOST_FEATURES)) > MOST_FIRING:
         raise BadValue(
-            f"predict: N = {neurons:,} and B = {batch_size:,} are more than a law is drawn for; lower --neurons or --batch-size, or leave "
-            "--attack out for QBI's closed forms."
+            f"predict: N = {neurons:,} and B = {batch_size:,} are more than a law is drawn for; lower --neurons or "
+            "--batch-size, or leave --attack out for QBI's closed forms."
         )
     (kind,) = select([key], "predict")
     knowledge = Knowledge(batch_size, neurons, features)

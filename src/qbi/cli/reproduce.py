@@ -71,7 +71,6 @@ def reproduce(
 
       qbi reproduce --render
     """
-    from qbi.experiments.reproduce.engine import check_cluster
     from qbi.experiments.reproduce.items import ITEMS, cells_for, select
     from qbi.experiments.reproduce.run import Settings
     from qbi.experiments.reproduce.store import Store
@@ -82,24 +81,14 @@ def reproduce(
         return
     if direct and from_gradients:
         raise BadValue("reproduce: give --direct or --from-gradients, not both.")
-    if address is not None and engine != "ray":
-        raise BadValue(f"--address: {address} is not used without --engine ray; add that, or leave it out.")
     route: Approach = "direct" if direct else "gradients" if from_gradients else "gram"
     chosen = select(items or [])
     wanted = cells_for(chosen, runs=1 if quick else runs, only=parse_cells(cells), seed=seed, route=route)
-    check_place(out)
-    if engine == "ray" and not render:
-        check_cluster(address)
-    if render and not (out / "results.sqlite").exists():
-        raise _nothing_to_render(out)
-    store = Store(out / "results.sqlite")
-    drawn = any(store.figure(f"{item.name}/{seed}") is not None for item in chosen)
-    if render and not drawn and len(store.missing(wanted)) == len(wanted):
-        raise _nothing_to_render(out)
+    _check(out, engine, address)
+    store = _stored(out, chosen, wanted, seed) if render else Store(out / "results.sqlite")
     if not render:
         workers = jobs or (1 if device != "cpu" else os.cpu_count() or 1)
-        where = checked_device(device)
-        settings = Settings(data, out, where, workers, engine == "ray", address, skip_bad, seed)
+        settings = Settings(data, out, checked_device(device), workers, engine == "ray", address, skip_bad, seed)
         announce(f"{counted(len(wanted), 'cell')}, {len(store.missing(wanted)):,} of them not yet computed.")
         _compute(chosen, wanted, store, settings)
     document = _render(store, chosen, out, seed, route, no_samples)
@@ -143,10 +132,29 @@ def _render(store: "Store", items: "list[Item]", out: Path, seed: int, route: st
     return document
 
 
-def _nothing_to_render(out: Path) -> DataError:
-    return DataError(
-        f"{out}: nothing is stored there of these items, this --seed and this route; run the same command without --render first, or "
-        "give the --out of an earlier run."
+def _check(out: Path, engine: str, address: str | None) -> None:
+    """Whether results can be kept, and a cluster reached where one is asked for; told before data are prepared."""
+    from qbi.experiments.reproduce.engine import check_cluster
+
+    check_place(out)
+    if engine == "ray":
+        check_cluster(address)
+    elif address is not None:
+        raise BadValue(f"--address: {address} is not used without --engine ray; add that, or leave it out.")
+
+
+def _stored(out: Path, items: "list[Item]", cells: "list[Cell]", seed: int) -> "Store":
+    """What an earlier run kept of the items; an error where that is nothing, and nothing is made then."""
+    from qbi.experiments.reproduce.store import Store
+
+    if (out / "results.sqlite").exists():
+        store = Store(out / "results.sqlite")
+        drawn = any(store.figure(f"{item.name}/{seed}") is not None for item in items)
+        if drawn or len(store.missing(cells)) < len(cells):
+            return store
+    raise DataError(
+        f"{out}: nothing is stored there of these items, this --seed and this route; run the same command without "
+        "--render first, or give the --out of an earlier run."
     )
 
 

@@ -70,8 +70,8 @@ def _refuse_bombs(path: Path) -> None:
         return  # not readable; the reader of its kind says so
     if unpacked > MOST_UNPACKED:
         raise DataError(
-            f"{path}: {path.stat().st_size:,} bytes unpack to {unpacked:,}; at most {LIMIT} are unpacked. Save fewer samples, or save "
-            "them uncompressed (np.savez, safetensors)."
+            f"{path}: {path.stat().st_size:,} bytes unpack to {unpacked:,}; at most {LIMIT} are unpacked. "
+            "Save fewer samples, or save them uncompressed (np.savez, safetensors)."
         )
 
 
@@ -87,13 +87,14 @@ def _check_layouts(path: Path, tensors: Mapping[str, Tensor]) -> None:
                 else "empty (meta)"
             )
             raise DataError(
-                f"{path}: {name} is {kind.removeprefix('torch.')}; save plain numbers (tensor.to_dense(), tensor.dequantize())."
+                f"{path}: {name} is {kind.removeprefix('torch.')}; save plain numbers (tensor.to_dense(), "
+                "tensor.dequantize())."
             )
         size = tensor.numel() * tensor.element_size()
         if size > MOST_UNPACKED and size > tensor.untyped_storage().nbytes():
             raise DataError(
-                f"{path}: {name} repeats {tensor.untyped_storage().nbytes():,} bytes to {size:,}; at most {LIMIT} are taken. Save its "
-                "values themselves (tensor.contiguous())."
+                f"{path}: {name} repeats {tensor.untyped_storage().nbytes():,} bytes to {size:,}; at most {LIMIT} are "
+                "taken. Save its values themselves (tensor.contiguous())."
             )
 
 

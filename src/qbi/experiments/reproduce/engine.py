@@ -94,8 +94,8 @@ def _ray() -> Any:
 
 def _unreachable(address: str | None, problem: Exception) -> BadValue:
     return BadValue(
-        f"--address: {address or 'a Ray cluster'} cannot be reached ({first_line(problem)}); start Ray there (`ray start --head`), correct "
-        "host:port, or leave --engine ray out."
+        f"--address: {address or 'a Ray cluster'} cannot be reached ({first_line(problem)}); start Ray there "
+        "(`ray start --head`), correct host:port, or leave --engine ray out."
     )
 
 
