@@ -89,7 +89,7 @@ FAULTS = [
     ),
     (
         "auditing/result.py",
-        'return "not tested" if not found or any(o.status == "not tested" for o in found) else "nothing read"',
+        'return "nothing read" if states == {"nothing read"} else "not tested"',
         'return "nothing read"',
         "test_zoo.py",
     ),
@@ -322,15 +322,21 @@ FAULTS = [
         "test_evidence.py",
     ),
     (
-        "auditing/trial.py",
-        "torch.minimum((others - some).square().mean(1), apart.amin(1).square() / truth.shape[1])",
-        "(others - some).square().mean(1)",
+        "metrics/guess.py",
+        "return torch.minimum(nearest, (known.mean(0) - mine).square().mean(1))",
+        "return (known.mean(0) - mine).square().mean(1)",
         "test_evidence.py",
     ),
     (
-        "auditing/trial.py",
-        "torch.minimum((others - some).square().mean(1), apart.amin(1).square() / truth.shape[1])",
-        "apart.amin(1).square() / truth.shape[1]",
+        "metrics/guess.py",
+        "return torch.minimum(apart.amin(1).square() / truth.shape[1], (mean - mine).square().mean(1))",
+        "return (mean - mine).square().mean(1)",
+        "test_evidence.py",
+    ),
+    (
+        "metrics/guess.py",
+        "return torch.minimum(apart.amin(1).square() / truth.shape[1], (mean - mine).square().mean(1))",
+        "return apart.amin(1).square() / truth.shape[1]",
         "test_evidence.py",
     ),
     (

@@ -12,15 +12,14 @@ from torch import nn
 import qbi.private.ledger
 from qbi import Ledger, Private
 from qbi.attacks import QBI
-from qbi.auditing.trial import ROUNDINGS, guessed
+from qbi.auditing.trial import ROUNDINGS
 from qbi.detection import inspect_parameters
 from qbi.errors import DataError
 from qbi.experiments.reproduce.cells import Cell
 from qbi.experiments.reproduce.engine import run_cells
 from qbi.experiments.reproduce.store import Store
 from qbi.experiments.reproduce.workplace import Workplace
-from qbi.metrics import RECOGNISABLE
-from qbi.metrics.thresholds import THRESHOLDS
+from qbi.metrics.guess import best_guess
 from qbi.private.site import Reply, SiteSettings, guarded_round
 from qbi.randomness import generator
 
@@ -133,10 +132,10 @@ def test_an_error_stands_in_sarif_wherever_the_exit_code_is_one(tmp_path, qbi_he
         return code
 
     assert outcome(0.05) == 1
-    recall = json.loads((tmp_path / "out/audit.json").read_text())["verdict"]["recall"]
-    assert 0.05 < recall < 1
-    assert outcome(repr(recall)) == 0
-    assert outcome(repr(recall - 1e-6)) == 1
+    share = json.loads((tmp_path / "out/audit.json").read_text())["verdict"]["share"]
+    assert 0.05 < share < 1
+    assert outcome(repr(share)) == 0
+    assert outcome(repr(share - 1e-6)) == 1
     assert outcome(1.0) == 0
 
 
@@ -172,19 +171,31 @@ def test_a_run_goes_on_from_cells_of_its_own_seed_and_route_only(tmp_path):
 # What is no better than a guess.
 
 
-def test_a_guess_takes_the_nearest_other_sample_or_the_mean_of_the_others():
-    """Twins: the mean says nothing, a twin everything. A heap around one point: the mean hits."""
+@pytest.mark.parametrize("outside", [False, True])
+def test_a_guess_takes_the_nearest_other_sample_or_the_mean_of_the_others(outside):
+    """Near twins: the mean says nothing, a twin nearly everything. A heap around one point: the mean is nearer than any other."""
     draws = generator(0, "guess")
     far = torch.randn(6, 40, generator=draws)
-    twins = far.repeat_interleave(2, 0)
-    assert guessed(twins, 4.0) == dict.fromkeys(THRESHOLDS, 1.0)
-    assert guessed(far, 4.0) == dict.fromkeys(THRESHOLDS, 0.0)
-    heap = 0.25 * torch.randn(200, 400, generator=draws)  # others lie √2 times as far as the mean
-    error = RECOGNISABLE.largest_error(2.5)
-    assert 0.0625 * 1.2 < error < 0.0625 * 1.6
-    assert guessed(heap, 2.5)[RECOGNISABLE] == 1.0
-    odd = torch.cat([twins[:4], far[2:]])
-    assert guessed(odd, 4.0)[RECOGNISABLE] == pytest.approx(4 / len(odd))
+    near = far + 1e-3 * torch.randn(6, 40, generator=draws)
+    heap, more = (torch.randn(200, 400, generator=draws) for _ in range(2))
+    everyone, some = torch.arange(6), torch.arange(20)
+    if outside:
+        by_twin = best_guess(far, everyone, near)
+        alone = best_guess(far, everyone, near.flip(1))
+        by_mean = best_guess(heap, some, more)
+    else:
+        by_twin = best_guess(torch.cat([far, near]), everyone, None)
+        alone = best_guess(far, everyone, None)
+        by_mean = best_guess(heap, some, None)
+    assert by_twin.max() < 1e-5
+    assert alone.min() > 0.3
+    assert by_mean.numpy() == pytest.approx(heap[:20].square().mean(1).numpy(), rel=0.1)  # others lie twice as far
+
+
+def test_a_copy_in_the_same_batch_is_no_guess():
+    """Who reads one has not guessed the other."""
+    far = torch.randn(6, 40, generator=generator(0, "guess"))
+    assert best_guess(torch.cat([far, far]), torch.arange(6), None).min() > 0.3
 
 
 @pytest.mark.parametrize(("name", "kind"), [("bfloat16", torch.bfloat16), ("float16", torch.float16)])
