@@ -257,9 +257,9 @@ FAULTS = [
     ),
     (
         "private/ledger.py",
-        '        except sqlite3.Error as problem:\n            raise DataError(f"ledger {self.path}: it cannot be read',
-        "        except sqlite3.IntegrityError:\n            pass\n"
-        '        except sqlite3.Error as problem:\n            raise DataError(f"ledger {self.path}: it cannot be read',
+        '            connection.execute("COMMIT")\n        except sqlite3.Error as problem:',
+        '            connection.execute("COMMIT")\n        except sqlite3.IntegrityError:\n            pass\n'
+        "        except sqlite3.Error as problem:",
         "test_evidence.py",
     ),
     (
