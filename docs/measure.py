@@ -4,6 +4,7 @@ python docs/measure.py best-case --data cifar-10-python.tar.gz
 python docs/measure.py learned --data cifar10
 python docs/measure.py detection --data cifar-10-python.tar.gz
 python docs/measure.py calibration --data cifar-10-python.tar.gz
+python docs/measure.py longer --data cifar-10-python.tar.gz
 python docs/measure.py audit
 python docs/measure.py federations --data cifar-10-python.tar.gz
 python docs/measure.py saturation --data imagenet
@@ -15,7 +16,7 @@ What `qbi bench`, `compare` and `reproduce` write is kept beside them as it is, 
 import argparse
 from pathlib import Path
 
-from measured.detectors import calibration, detection
+from measured.detectors import calibration, detection, longer
 from measured.reading import best_case, learned, saturation
 from measured.running import audits, federations, training
 
@@ -33,6 +34,7 @@ def main() -> None:
         "learned": learned,
         "detection": detection,
         "calibration": calibration,
+        "longer": longer,
         "audit": audits,
         "federations": federations,
         "training": training,

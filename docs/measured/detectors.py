@@ -9,7 +9,7 @@ from qbi.data.open import open_images
 from qbi.detection.parameters import BOUNDS
 from qbi.experiments.calibrate import HELD_OUT_SEEDS, Calibration, answers, in_sample
 from qbi.experiments.calibrate.judging import benign_models
-from qbi.experiments.calibrate.models import HELD_OUT_OPTIMISERS, architectures, held_out_architectures
+from qbi.experiments.calibrate.models import HELD_OUT_OPTIMISERS, OPTIMISERS, architectures, held_out_architectures
 from qbi.files import write_atomically
 from qbi.report.roc import roc_picture
 
@@ -49,3 +49,12 @@ def calibration(data: str) -> dict[str, Any]:
     picture = roc_picture(found.curves(), [m.strength for m in benign], [m.strength for m in crafted])
     write_atomically(FIGURES / "roc.png", picture)
     return {"images": 1000, "images of slow kinds": 250, "slow kinds": SLOW, "bounds": dict(BOUNDS)} | found.summary()
+
+
+def longer(data: str) -> dict[str, Any]:
+    """MLPs of the kinds that bounds were set on, on all images with four seeds: the longest trainings, whose biases move most."""
+    images = open_images(data, size=32, count=6000, seed=0)
+    kinds = {name: make for name, make in architectures(images.shape).items() if "MLP" in name}
+    judged = [model for model, _ in benign_models(images, kinds, OPTIMISERS, range(4), 10)]
+    reported = [f"{m.family}, {m.variant}" for m in judged if m.strength > 1]
+    return {"images": len(images), "benign": len(judged), "benign reported": reported}

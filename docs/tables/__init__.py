@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from tables import claims
-from tables.detection import answers, by_attack, calibration_data, crafted_found, detectors, held_out, in_sample
+from tables.detection import answers, by_attack, calibration_data, crafted_found, detectors, held_out, in_sample, longer
 from tables.flower import example, flower
 from tables.matrix import aggp_imagenet, compared, epsilons, worst, worst_cases
 from tables.paper import beyond, federation, reproduction, saturation, trap_imagenet
@@ -82,6 +82,7 @@ VALUES: dict[str, Callable[[], str]] = {
     "pairs-gpu": lambda: pairs_time("bench-h200"),
     "held-out": held_out,
     "in-sample": in_sample,
+    "longer": longer,
     "crafted-found": crafted_found,
     "calibration-data": calibration_data,
     "aggp-imprint": lambda: worst("aggp", "imprint", 64),

@@ -1,5 +1,8 @@
 """Detectors."""
 
+import re
+from collections import Counter
+
 from tables.reading import load, table
 
 
@@ -50,6 +53,16 @@ def in_sample() -> str:
     found = load("calibration")
     said = f"{len(found['benign reported'])} of {found['benign']}"
     return said + (f" ({'; '.join(found['benign reported'])})" if found["benign reported"] else "")
+
+
+def longer() -> str:
+    """MLPs that were trained longer: how many are reported, and which."""
+    found = load("longer")
+    kinds = Counter(re.sub(r", seed \d+$", "", name) for name in found["benign reported"])
+    said = "; ".join(f"{kind}: {count}" for kind, count in kinds.items())
+    return f"{len(found['benign reported'])} of {found['benign']} on {found['images']:,} images" + (
+        f" ({said})" if said else ""
+    )
 
 
 def crafted_found() -> str:

@@ -44,8 +44,13 @@ def crafted_models(data: ImageData, base: nn.Sequential, architecture: str, seed
                 rows = crafted[:, None]
                 state[f"{mounted.layer}.weight"] = torch.where(rows, after.weight * gain, before.weight).detach()
                 state[f"{mounted.layer}.bias"] = torch.where(crafted, after.bias * gain, before.bias).detach()
-                # The prefix is left out where there is one: what the layer itself gives away is the harder question.
-                alone = {n: p for n, p in state.items() if n.startswith(f"{mounted.layer}.")}
+                names = list(state)
+                behind = names[names.index(f"{mounted.layer}.weight") :]
+                for read in (n for n in behind[2:] if state[n].shape[1:] == (NEURONS,)):
+                    # What the layers behind make of rows that are not crafted stays as it was, too.
+                    state[read] = torch.where(crafted, state[read], base.state_dict()[read])
+                # The prefix is left out where there is one: what the layer and those behind it give away is the harder question.
+                alone = {n: state[n] for n in behind}
                 yield Judged(name, f"{architecture}, gain {gain:g}, {part:.0%} of the rows", model_suspicion(alone))
                 if mounted.layer not in ("0", "1"):
                     yield Judged(
