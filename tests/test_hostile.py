@@ -159,8 +159,9 @@ def test_names_cannot_steer_the_terminal_nor_break_xml(tmp_path, qbi_here):
 
     document = {
         "model": {"name": bad},
-        "verdict": {"text": bad},
-        "attacks": [{"attack": "x", "layer": bad, "recovered_from_gradients": {"mse<1e-10": {"mean": 1.0}}}],
+        "data": {"kind": "images"},
+        "verdict": {"text": bad, "threshold": "mse<1e-10"},
+        "attacks": [{"attack": "x", "layer": bad, "unit": "samples", "share": 1.0}],
         "outcomes": [{"layer": bad, "status": "not tested", "reason": bad}],
     }
     ElementTree.fromstring(to_junit(document, 0.0))

@@ -321,7 +321,7 @@ def test_guessing_is_not_reading():
 def test_not_tested_has_its_own_exit_code_and_place(qbi_here, tmp_path):
     (tmp_path / "net.py").write_text(
         "from torch import nn\nfrom beside import WIDTH\nclass Net(nn.Module):\n  def __init__(self):\n    super().__init__()\n"
-        "    self.r = nn.LSTM(20, WIDTH, batch_first=True)\n  def forward(self, x):\n    return self.r(x[:, None])[0][:, 0]\n"
+        "    self.r = nn.Bilinear(20, 20, WIDTH)\n  def forward(self, x):\n    return self.r(x, x)\n"
     )
     (tmp_path / "beside.py").write_text("WIDTH = 3\n")
     import numpy as np
@@ -412,8 +412,9 @@ def test_survey_says_of_each_layer_what_was_not_looked_at():
     model = nn.Sequential(
         nn.Conv2d(3, 6, 3, groups=3), nn.ReLU(), nn.ConvTranspose2d(6, 3, 3), nn.Flatten(), nn.Linear(768, 3)
     )
-    _, _, untested = survey(model, (IMAGES[:4],))
-    assert {u.layer for u in untested} == {"0", "2"}
+    seen = survey(model, (IMAGES[:4],))
+    assert {u.layer for u in seen.untested} == {"2.bias"}
+    assert {f.name for f in seen.findings} == {"0[0]", "0[1]", "0[2]", "2", "4"}
 
 
 def test_data_as_people_have_them():

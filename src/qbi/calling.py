@@ -1,8 +1,9 @@
-"""Runs a module with other weights than its own, and leaves it as it was."""
+"""Runs a module with other weights than its own, or in train mode, and leaves it as it was."""
 
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -34,3 +35,25 @@ def call_with(
         if id(tensor) in lent
     }
     return functional_call(module, everywhere, given, dict(named or {}), tie_weights=False)
+
+
+class untouched:  # noqa: N801
+    """Train mode inside the block; buffers, mode and the random state are put back after it."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+
+    def __enter__(self) -> None:
+        self.buffers = {n: b.detach().clone() for n, b in self.model.named_buffers()}
+        self.modes = [(m, m.training) for m in self.model.modules()]
+        self.state = torch.get_rng_state()
+        self.model.train()
+
+    def __exit__(self, *_: object) -> None:
+        torch.set_rng_state(self.state)
+        for module, mode in self.modes:
+            module.training = mode
+        with torch.no_grad():
+            for name, buffer in self.model.named_buffers():
+                if buffer.shape == self.buffers[name].shape:
+                    buffer.copy_(self.buffers[name])

@@ -99,6 +99,13 @@ class Carrier:
     tokens: int = 1
     """How many vectors of one sample the layer sees one by one; 1 where it sees the sample whole."""
 
+    reference: Float[Tensor, " w"] | None = field(default=None, repr=False)
+    """Where the layer has no bias: a combination of its inputs that is about one for every sample, and stands in for it."""
+    norm: str | None = None
+    """A batch norm right behind the layer, of which only the subtraction of the mean is left: values are those minus the batch's mean."""
+    senders: Int[Tensor, " t"] | None = field(default=None, repr=False)
+    """Which of the positions that the layer sees of a sample send gradients; all, if not given."""
+
     @property
     def features(self) -> int:
         """The number of values carried of one sample, M; of one position where the layer sees them one by one."""
@@ -140,12 +147,19 @@ class Carrier:
         if bool((known.offset != 0).any()):
             bias = bias - (weight * known.offset.to(weight)).sum(1)
         if self.columns is None:
-            return CraftedRows(weight=weight, bias=bias)
+            return self._without_bias(CraftedRows(weight=weight, bias=bias))
         out = weight.new_zeros(weight.shape[0], self.width)
         out[:, self.columns.to(out.device)] = weight
         if self.negative is not None:
             out[:, self.negative.to(out.device)] = -weight
-        return CraftedRows(weight=out, bias=bias)
+        return self._without_bias(CraftedRows(weight=out, bias=bias))
+
+    def _without_bias(self, rows: CraftedRows) -> CraftedRows:
+        """The same rows where there is no bias to set: the reference takes its place."""
+        if self.reference is None:
+            return rows
+        weight = rows.weight + rows.bias[:, None] * self.reference.to(rows.weight)
+        return CraftedRows(weight=weight, bias=torch.zeros_like(rows.bias))
 
 
 def describe(steps: tuple[Change, ...]) -> str:

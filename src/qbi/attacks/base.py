@@ -15,7 +15,7 @@ from qbi.carrier import Carrier
 from qbi.errors import DataError
 from qbi.exposure.pattern import isolated_samples, leakage
 from qbi.extraction.normalisation import PublicStatistics
-from qbi.extraction.quotients import layer_gradients, read_rows, restored
+from qbi.extraction.quotients import layer_gradients, read_rows, restored, shift_gradients
 from qbi.federation.client import Loss, default_loss
 from qbi.gram import gram
 from qbi.metrics.leakage import mean_leakage
@@ -128,6 +128,12 @@ class Carried:
         assert isinstance(layer, nn.Linear)
         return layer
 
+    def gradients(self, update: Update) -> tuple[Tensor, Tensor]:
+        """Gradients of the layer's rows and of their biases, or of what stands in for a bias."""
+        if self.carrier.norm is not None:
+            return shift_gradients(self.layer, self.carrier.norm, self.model, update)
+        return layer_gradients(self.layer, update, self.carrier.reference)
+
     def placed_for(self, domain: Domain, arrived: Tensor) -> "Carried":
         """The same, its rows to be written for what arrives.
 
@@ -178,6 +184,8 @@ class Attack(ABC):
     """Batch sizes for which detectors are tried on it."""
     quick: ClassVar[bool] = False
     """Whether it costs so little that it is tried on every layer."""
+    heads: ClassVar[bool] = False
+    """Whether it is made for a layer whose outputs are the model's, and for no other."""
     has_law: ClassVar[bool] = False
     """Whether `firing` is known."""
 
@@ -205,7 +213,7 @@ class Attack(ABC):
 
     def read(self, sent: Carried, update: Update, how: Reading) -> Candidates:
         """The samples in an update, as they stand in the layer's input; by default one from each row."""
-        weight, bias = layer_gradients(sent.layer, update)
+        weight, bias = sent.gradients(update)
         return read_rows(weight, bias, carrier=sent.carrier, rounding=how.rounding)
 
     def firing(

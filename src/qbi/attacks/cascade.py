@@ -17,8 +17,7 @@ from jaxtyping import Bool, Float64
 from scipy.special import ndtri
 from torch import Tensor
 
-from qbi.attacks.base import Attack, Carried, InGramSpace, Knowledge, Mounted, Reading, loaded
-from qbi.attacks.heads import wake_head
+from qbi.attacks.base import Attack, Carried, InGramSpace, Knowledge, Reading, loaded
 from qbi.attacks.whole import read_whole
 from qbi.errors import BadValue, require_positive
 from qbi.exposure.pattern import leakage
@@ -81,7 +80,7 @@ class Cascade(Attack):
 
     key: ClassVar[str] = "cascade"
     name: ClassVar[str] = "cascade"
-    deed: ClassVar[str] = "spreads its rows over quantiles and explains away what it has read"
+    deed: ClassVar[str] = "spreads its rows over quantiles and subtracts what it has found"
     calibrated_at: ClassVar[tuple[int, ...]] = (20, 200)
     has_law: ClassVar[bool] = True
 
@@ -117,10 +116,6 @@ class Cascade(Attack):
         weight = torch.empty(neurons, features, device=generator.device).normal_(generator=generator)
         bias = self.spread.biases(neurons, self.batch_size, features)
         return CraftedRows(weight, bias.float().to(generator.device))
-
-    def set_behind(self, mounted: Mounted) -> None:
-        """A head of zeros would send nothing back."""
-        wake_head(mounted)
 
     def read(self, sent: Carried, update: Update, how: Reading) -> Candidates:
         """The whole answer at once."""

@@ -12,7 +12,7 @@ import torch
 from qbi.attacks.base import Attack, Carried, Knowledge, Mounted, Reading
 from qbi.attacks.heads import equalise_head
 from qbi.attacks.qbi import QBI
-from qbi.extraction.quotients import layer_gradients, read_rows
+from qbi.extraction.quotients import read_rows
 from qbi.records import Candidates, CraftedRows, Update
 
 COPIES_PER_SAMPLE = 2
@@ -56,7 +56,7 @@ class Copies(Attack):
 
     def read(self, sent: Carried, update: Update, how: Reading) -> Candidates:
         """Average the copies, then divide."""
-        weight, bias = layer_gradients(sent.layer, update)
+        weight, bias = sent.gradients(update)
         count = self.different(len(bias))
         again = torch.arange(len(bias), device=bias.device) % count
         sums = weight.new_zeros(count, weight.shape[1]).index_add_(0, again, weight)

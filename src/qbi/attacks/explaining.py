@@ -33,6 +33,10 @@ class _Behind:
     """The model behind the layer, and its derivatives, in float64."""
 
     def __init__(self, carried: Carried) -> None:
+        if carried.carrier.norm is not None:
+            raise CannotRead(f"{carried.layer}: batch normalisation behind it mixes the samples; none explains itself.")
+        if carried.carrier.reference is not None:
+            raise CannotRead(f"{carried.layer}: it has no bias, so samples are known up to a factor only.")
         if not carried.probe:
             raise CannotRead(f"{carried.layer}: the shape of the clients' inputs is not known.")
         traced = carried.traced
@@ -67,7 +71,7 @@ class _Behind:
         """Pulls at the outputs, as they arrive at the layer."""
         with torch.enable_grad():
             z = z.detach().requires_grad_()
-            (back,) = torch.autograd.grad(self.forward(z), z, pulls)
+            (back,) = torch.autograd.grad((self.forward(z) * pulls).sum(), z)
         return back
 
     def row_slopes(self, z: Tensor, rows: Tensor) -> Tensor:

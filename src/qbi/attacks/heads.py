@@ -24,13 +24,18 @@ def equalise_head(carried: Carried) -> None:
         layer.weight.copy_(layer.weight[:, :1].clone().expand_as(layer.weight))
 
 
+def is_asleep(carried: Carried) -> bool:
+    """Whether the layer behind has nothing but zeros, as adapters and zero-initialised heads do: no row gets a gradient."""
+    try:
+        return not bool(next_linear(carried).weight.any())
+    except CannotMount:
+        return False
+
+
 def wake_head(carried: Carried) -> None:
     """Where the layer behind has nothing but zeros, no row gets a gradient: give it small random weights, in place."""
-    try:
+    if is_asleep(carried):
         layer = next_linear(carried)
-    except CannotMount:
-        return
-    if not bool(layer.weight.any()):
         draws = torch.Generator().manual_seed(0)
         with torch.no_grad():
             layer.weight.copy_(torch.randn(layer.weight.shape, generator=draws) / layer.in_features**0.5)

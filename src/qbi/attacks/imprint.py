@@ -15,7 +15,7 @@ from scipy.special import ndtri
 from qbi.attacks.base import Attack, Carried, Knowledge, Mounted, Reading, loaded
 from qbi.attacks.heads import equalise_head
 from qbi.errors import require_positive
-from qbi.extraction.quotients import layer_gradients, read_rows
+from qbi.extraction.quotients import read_rows
 from qbi.records import Candidates, CraftedRows, Update
 
 MEASURED = 256
@@ -71,7 +71,7 @@ class Imprint(Attack):
 
     def read(self, sent: Carried, update: Update, how: Reading) -> Candidates:
         """Read the differences of neighbouring rows, and the rows themselves."""
-        weight, bias = layer_gradients(sent.layer, update)
+        weight, bias = sent.gradients(update)
         return read_rows(
             torch.cat([weight[:-1] - weight[1:], weight]),
             torch.cat([bias[:-1] - bias[1:], bias]),

@@ -13,7 +13,7 @@ import torch
 from qbi.attacks.base import Attack, Carried, Knowledge, Mounted, Reading
 from qbi.attacks.heads import equalise_head
 from qbi.attacks.qbi import QBI
-from qbi.extraction.quotients import layer_gradients, read_rows
+from qbi.extraction.quotients import read_rows
 from qbi.records import Candidates, CraftedRows, Update
 
 
@@ -53,7 +53,7 @@ class Mirrored(Attack):
 
     def read(self, sent: Carried, update: Update, how: Reading) -> Candidates:
         """Read every row, and every row taken from the one that always fires."""
-        weight, bias = layer_gradients(sent.layer, update)
+        weight, bias = sent.gradients(update)
         return read_rows(
             torch.cat([weight[:1] - weight[1:], weight]),
             torch.cat([bias[:1] - bias[1:], bias]),

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from qbi.attacks.base import Attack, Carried, Mounted
+from qbi.attacks.heads import is_asleep, wake_head
 from qbi.carrier import Carrier, Cause
 from qbi.errors import BadValue, CannotMount
 from qbi.finite import is_finite
@@ -117,7 +118,8 @@ def as_it_is(model: nn.Module, layer: str, sample: Inputs, attack: Attack, trace
 
 def with_attack(carried: Carried, attack: Attack) -> Mounted:
     """The same model with an attack that is still to be written into it; a copy where the attack sets other layers too."""
-    touches_others = type(attack).set_behind is not Attack.set_behind
+    reaches_behind = type(attack).set_behind is not Attack.set_behind or carried.carrier.norm is not None
+    touches_others = attack.crafts and (reaches_behind or is_asleep(carried))
     model = copy.deepcopy(carried.model) if touches_others else carried.model
     known = None if carried.known is None else replace(carried.known, model=model)
     return Mounted(model, carried.layer, carried.carrier, carried.probe, known, attack=attack)
@@ -130,8 +132,27 @@ def write(mounted: Mounted, generator: torch.Generator, *, gain: float | None = 
     scale = 1 / math.sqrt(carrier.features) if gain is None else gain
     with torch.no_grad():
         target.weight.copy_(rows.weight).mul_(scale)
-        target.bias.copy_(rows.bias).mul_(scale)
+        if target.bias is not None:
+            target.bias.copy_(rows.bias).mul_(scale)
+        if carrier.norm is not None:
+            _subdue(mounted.model.get_submodule(carrier.norm), target, rows.bias * scale)
+    wake_head(mounted)
     mounted.attack.set_behind(mounted)
+
+
+SUBDUED = 1e-3
+"""Spread of a row's outputs, in units of √ε, at which a batch norm does no more than take the mean off."""
+
+
+def _subdue(norm: nn.Module, target: nn.Linear, bias: Tensor) -> None:
+    """Make the rows small against a batch norm's ε, and its scale large: what comes out is as without the norm, minus the mean."""
+    assert isinstance(norm, nn.modules.batchnorm._BatchNorm)
+    small = SUBDUED * norm.eps**0.5
+    target.weight.mul_(small)
+    if target.bias is not None:
+        target.bias.zero_()
+    norm.weight.fill_(1 / SUBDUED)
+    norm.bias.copy_(bias)
 
 
 def choose_target(traced: Traced, wanted: str | None, *, strict: bool = True) -> str:

@@ -8,6 +8,7 @@ from qbi.attacks.copies import Copies
 from qbi.attacks.imprint import Imprint
 from qbi.attacks.measured import Measured
 from qbi.attacks.mirrored import Mirrored
+from qbi.attacks.one_class import OneClass
 from qbi.attacks.pairs import PAIRS
 from qbi.attacks.passive import Passive
 from qbi.attacks.qbi import QBI
@@ -16,11 +17,11 @@ from qbi.attacks.trap_weights import TrapWeights
 from qbi.errors import BadValue
 
 ATTACKS: dict[str, type[Attack]] = {
-    a.key: a for a in (Passive, Cascade, QBI, Measured, PAIRS, TrapWeights, Imprint, Mirrored, Scaled, Copies)
+    a.key: a for a in (Passive, Cascade, QBI, Measured, PAIRS, TrapWeights, Imprint, Mirrored, Scaled, Copies, OneClass)
 }
 """In the order in which they are run and shown. An attack of one's own is added with `ATTACKS[key] = MyAttack`."""
 
-BY_DEFAULT: tuple[str, ...] = (Passive.key, Cascade.key, QBI.key, Measured.key)
+BY_DEFAULT: tuple[str, ...] = (Passive.key, Cascade.key, QBI.key, Measured.key, OneClass.key)
 """What an audit runs when nothing is asked for."""
 
 

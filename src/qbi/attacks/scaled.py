@@ -14,7 +14,7 @@ import torch
 from qbi.attacks.base import Attack, Carried, Knowledge, Mounted, Reading
 from qbi.attacks.heads import equalise_head, next_linear
 from qbi.attacks.qbi import QBI
-from qbi.extraction.quotients import layer_gradients, read_rows
+from qbi.extraction.quotients import read_rows
 from qbi.records import Candidates, CraftedRows, Update
 
 LARGEST = 3.0
@@ -60,7 +60,7 @@ class Scaled(Attack):
 
     def read(self, sent: Carried, update: Update, how: Reading) -> Candidates:
         """Divide the scales out, and take every row from the one that always fires."""
-        weight, bias = layer_gradients(sent.layer, update)
+        weight, bias = sent.gradients(update)
         head = next_linear(sent).weight.detach()
         strongest = head.abs().amax(1).argmax()
         scales = head[strongest] / head[strongest, 0]

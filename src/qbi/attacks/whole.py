@@ -16,7 +16,7 @@ from qbi.extraction.decoding import (
     refit,
 )
 from qbi.extraction.found import Found, nothing
-from qbi.extraction.quotients import layer_gradients, read_rows
+from qbi.extraction.quotients import read_rows
 from qbi.extraction.system import System, build_system
 from qbi.extraction.unmixing import coefficients_of, unmix
 from qbi.records import Candidates, Update
@@ -45,7 +45,7 @@ class _Read:
 
 def read_whole(sent: Carried, update: Update, how: Reading, *, unmixing: bool = True) -> Candidates:
     """Every sample that the answer as a whole gives away at a layer, and after them what its single rows give."""
-    weight_gradient, bias_gradient = layer_gradients(sent.layer, update)
+    weight_gradient, bias_gradient = sent.gradients(update)
     single = read_rows(weight_gradient, bias_gradient, carrier=sent.carrier, rounding=how.rounding)
     single = replace(single, **_unproven(len(single.rows), single.samples))
     try:
@@ -53,7 +53,7 @@ def read_whole(sent: Carried, update: Update, how: Reading, *, unmixing: bool = 
             weight_gradient,
             bias_gradient,
             sent.target.weight.detach(),
-            sent.target.bias.detach(),
+            _bias_of(sent),
             rounding=how.rounding,
             most_samples=update.batch_size,
         )
@@ -73,6 +73,12 @@ def read_whole(sent: Carried, update: Update, how: Reading, *, unmixing: bool = 
         error=found.error.float().to(device),
     )
     return joined(first, single)
+
+
+def _bias_of(sent: Carried) -> Tensor:
+    """Of the layer that was sent; zeros where it has none."""
+    target = sent.target
+    return target.weight.new_zeros(target.out_features) if target.bias is None else target.bias.detach()
 
 
 def formed(system: System, coefficients: Tensor, gradient: Tensor) -> Tensor:

@@ -11,8 +11,8 @@ from qbi.errors import BadValue
 
 Progress = Callable[[str], None]
 
-BRIEFLY = 24
-"""Layers that are tried briefly, those that look most exposed first."""
+BRIEFLY, MOST_WORK = 24, 2e12
+"""Layers that are tried briefly in any case, those that look most exposed first; and operations up to which more are."""
 
 
 def all_attempts(
@@ -26,7 +26,8 @@ def all_attempts(
     attempts: list[Attempt] = []
     untested: list[Untested] = []
     chosen = _chosen(findings, layers)
-    crafting = [a for a in attacks if a.crafts]
+    heads = [f for f in chosen if f.is_head]
+    crafting = [a for a in attacks if a.crafts and not a.heads]
     brief: list[Attempt] = []
     if layers == "most exposed" and len(chosen) > 1 and crafting:
         chosen, brief, untested = _briefly(campaign, crafting, chosen, say)
@@ -34,14 +35,15 @@ def all_attempts(
         say(attack.name)
         for tried in campaign.on_the_model_as_it_is(attack, findings):
             (untested if isinstance(tried, Untested) else attempts).append(tried)  # type: ignore[arg-type]
-    for finding in chosen:
-        for attack in (a for a in attacks if a.crafts):
-            say(f"{attack.name} on {finding.name}")
-            found = campaign.crafted(attack, finding)
-            if isinstance(found, Untested):
-                untested.append(found)
-            else:
-                attempts.append(found)
+    pairs = [(attack, finding) for finding in chosen for attack in crafting]
+    pairs += [(attack, finding) for finding in heads for attack in attacks if attack.heads]
+    for attack, finding in pairs:
+        say(f"{attack.name} on {finding.name}")
+        found = campaign.crafted(attack, finding)
+        if isinstance(found, Untested):
+            untested.append(found)
+        else:
+            attempts.append(found)
     return [*attempts, *brief], untested
 
 
@@ -53,7 +55,9 @@ def _briefly(
     attack = next((a for a in attacks if a.quick), attacks[0])
     tried: list[Attempt] = []
     untested: list[Untested] = []
-    for finding in able[:BRIEFLY]:
+    each = 3 * max(1.0, campaign.operations) * campaign.client.samples
+    most = max(BRIEFLY, int(MOST_WORK / each))
+    for finding in able[:most]:
         say(f"{attack.name}, briefly, on {finding.name}")
         found = brief.crafted(attack, finding)
         if finding.reach == "lossy" and (isinstance(found, Untested) or not found.outcome.reads):
@@ -62,8 +66,8 @@ def _briefly(
             again = brief.crafted(attack, other) if other.attackable and other is not finding else found
             found = found if isinstance(again, Untested) else again
         (untested if isinstance(found, Untested) else tried).append(found)  # type: ignore[arg-type]
-    why = f"only the {BRIEFLY} layers that look most exposed are tried; --layers all tries every one."
-    untested += [Untested("crafted models", f.name, why) for f in able[BRIEFLY:]]
+    why = f"only the {most} layers that look most exposed are tried in a model of this size; --layers all tries every one."
+    untested += [Untested("crafted models", f.name, why) for f in able[most:]]
     if not tried:
         return list(able[:1]), [], untested
     worst = max(
@@ -75,7 +79,7 @@ def _briefly(
 def _chosen(findings: Sequence[Finding], wanted: str) -> list[Finding]:
     able = sorted((f for f in findings if f.attackable), key=lambda f: f.rank, reverse=True)
     if wanted == "all":
-        return [f for f in able if f.target.slope_below != 1]
+        return able
     if wanted == "most exposed":
         return able
     named = [f for f in findings if f.name == wanted]

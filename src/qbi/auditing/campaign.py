@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from qbi.attacks import Attack, Knowledge, Mounted
+from qbi.attacks import Attack, Carried, Knowledge, Mounted
 from qbi.attacks.mounting import as_it_is, with_attack, write
 from qbi.auditing.domain import FEW, Domain
 from qbi.auditing.finding import Finding, Untested
@@ -45,24 +45,27 @@ class Campaign(Domain):
     """Attacks on one model, each on every batch."""
 
     def on_the_model_as_it_is(self, attack: type[Attack], findings: Sequence[Finding]) -> Iterator[Attempt | Untested]:
-        """An attack that crafts nothing, on every layer with a bias; layers that give nothing of a first batch are left out but the first."""
-        reading = [f for f in findings if f.target.has_bias]
-        for finding in reading:
-            mounted = self._as_it_is(attack, finding)
+        """An attack that crafts nothing, on every layer; one that gives nothing of a first batch gets no more."""
+        for finding in findings:
             try:
+                mounted = self._as_it_is(attack, finding)
                 trials = [self.read(mounted, self.answer(mounted, 0))]
-                if finding is not reading[0] and not any(r.recovered.any() for r in trials[0].recoveries.values()):
-                    continue
-                trials += [self.read(mounted, self.answer(mounted, number)) for number in range(1, self.batches)]
+                if any(r.recovered.any() for r in trials[0].recoveries.values()):
+                    trials += [self.read(mounted, self.answer(mounted, number)) for number in range(1, self.batches)]
             except (BadValue, CannotRead) as problem:
                 yield Untested(attack.name, finding.name, str(problem))
                 continue
-            outcome = self._outcome(mounted, finding, trials, whole=finding.untouched and finding.reach == "exact")
-            yield Attempt(mounted, finding, outcome, tuple(trials))
+            whole = finding.untouched and finding.reach == "exact"
+            yield Attempt(mounted, finding, self._outcome(mounted, finding, trials, whole=whole), tuple(trials))
 
     def _as_it_is(self, attack: type[Attack], finding: Finding) -> Mounted:
         target = finding.target
         prepared = attack.prepare(Knowledge(self.client.batch_size, target.neurons, target.width, seed=self.seed))
+        if not finding.followed or not target.has_bias:
+            assert finding.carrier is not None
+            return with_attack(
+                self.settled(Carried(finding.model or self.model, finding.name, finding.carrier)), prepared
+            )
         probe = tuple(part[:2].to(self.device) for part in self.samples.inputs)
         if finding.untouched and finding.reach == "exact" and finding.carrier is not None:
             # Nothing with weights stands before the layer: what is read there is the sample itself.
@@ -94,7 +97,8 @@ class Campaign(Domain):
         assert finding.carried is not None
         source, order = self.others()
         some = order[:FEW] if len(order) >= 2 else torch.arange(min(FEW, len(self.samples)))
-        carried = finding.carried.placed_for(attack.domain, self.arrivals(finding.carried, source, some))
+        carried = self.settled(finding.carried)
+        carried = carried.placed_for(attack.domain, self.arrivals(carried, source, some))
         blank = Knowledge(
             self.client.batch_size * carried.carrier.tokens,
             finding.target.neurons,
@@ -138,7 +142,8 @@ class Campaign(Domain):
 
     def read(self, mounted: Mounted, answer: Answer) -> Trial:
         """What the server reads of it."""
-        return read_answer(mounted, answer, self.samples, self.client, self.loss, seed=self.seed)
+        others = self.elsewhere(mounted)
+        return read_answer(mounted, answer, self.samples, self.client, self.loss, seed=self.seed, elsewhere=others)
 
     def _best_gain(self, mounted: Mounted) -> tuple[float, Mapping[float, float]]:
         """The joint scale at which most is read, so that nothing recovered is no artefact of the scale.
@@ -186,7 +191,10 @@ class Campaign(Domain):
             gains=gains or {},
             recovered_samples=tuple(tuple(t.recoveries[EXACT].recovered.nonzero()[:, 0].tolist()) for t in trials),
             certified=_mean_certified(trials),
-            guessed={t: sum(trial.guessed[t] for trial in trials) / len(trials) for t in THRESHOLDS},
+            guessed={t: sum(trial.guess.share[t] for trial in trials) / len(trials) for t in THRESHOLDS},
+            beyond={t: sum(trial.guess.beyond[t] for trial in trials) / len(trials) for t in THRESHOLDS},
+            up_to_factor=trials[0].up_to_factor,
+            centred=all(trial.centred for trial in trials),
         )
 
     def _predicted(self, mounted: Mounted, trial: Trial) -> dict[str, float] | None:

@@ -5,9 +5,9 @@ from typing import Any
 
 from qbi.auditing.finding import Finding
 from qbi.auditing.result import AttackOutcome, AuditResult, DefenceOutcome
-from qbi.metrics import THRESHOLDS
+from qbi.metrics import THRESHOLDS, Threshold
 
-SCHEMA = "qbi-audit/3"
+SCHEMA = "qbi-audit/4"
 
 
 def to_document(result: AuditResult) -> dict[str, Any]:
@@ -21,6 +21,8 @@ def to_document(result: AuditResult) -> dict[str, Any]:
             "text": result.verdict,
             "status": result.status,
             "recall": result.recall,
+            "share": result.share,
+            "threshold": result.threshold.key,
             "attack": None if worst is None else worst.attack,
             "layer": None if worst is None else worst.layer,
         },
@@ -46,11 +48,19 @@ def to_document(result: AuditResult) -> dict[str, Any]:
         },
         "layers": [_layer(f) for f in result.layers],
         "outcomes": [
-            {"layer": o.layer, "status": o.status, "recall": o.share, "attacks": list(o.attacks), "reason": o.reason}
+            {
+                "layer": o.layer,
+                "status": o.status,
+                "share": o.share,
+                "attacks": list(o.attacks),
+                "reason": o.reason,
+                "parameters": list(o.parameters),
+            }
             for o in result.outcomes
         ],
+        "accounts": dict(result.accounts),
         "path": list(result.path),
-        "attacks": [_attack(a) for a in result.attacks],
+        "attacks": [_attack(a, result.threshold) for a in result.attacks],
         "beside": [{"what": s.what, "layer": s.layer, "share": s.share, "note": s.note} for s in result.beside],
         "untested": [{"attack": u.attack, "layer": u.layer, "reason": u.reason} for u in result.untested],
         "defences": [_defence(d) for d in result.defences],
@@ -92,13 +102,16 @@ def _layer(finding: Finding) -> dict[str, Any]:
     }
 
 
-def _attack(outcome: AttackOutcome) -> dict[str, Any]:
+def _attack(outcome: AttackOutcome, threshold: Threshold) -> dict[str, Any]:
     return {
         "attack": outcome.attack,
         "crafted": outcome.crafted,
         "layer": outcome.layer,
         "whole_samples": outcome.whole_samples,
         "unit": outcome.unit,
+        "share": outcome.share_at(threshold),
+        "up_to_factor": outcome.up_to_factor,
+        "beyond": {t.key: share for t, share in outcome.beyond.items()},
         "measured": dict(outcome.measured),
         "recovered_from_gradients": {
             t.key: {"mean": i.mean, "low": _number(i.low), "high": _number(i.high), "batches": i.count}

@@ -1,7 +1,7 @@
 """The surroundings of an audit's attacks: what the client has, and what the server knows of the domain."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from weakref import ReferenceType, ref
 
 import torch
@@ -9,14 +9,18 @@ from torch import Tensor, nn
 
 from qbi.attacks import Attack, Carried, Knowledge
 from qbi.auditing.client import Client
+from qbi.auditing.norms import norm_behind
 from qbi.auditing.samples import Samples
 from qbi.auditing.shortcut import Shortcuts
 from qbi.auditing.slim import checked_live, slimmed
-from qbi.auditing.trial import chosen_batch
-from qbi.carrier import Normalised, flat
-from qbi.errors import DataError
-from qbi.exposure import observe
+from qbi.auditing.trial import Answer, chosen_batch
+from qbi.carrier import Carrier, Normalised, flat
+from qbi.errors import BadValue, DataError
+from qbi.exposure import Observation, observe
+from qbi.extraction.reference import fit_reference
 from qbi.federation.client import Loss
+from qbi.federation.exposed import ClientStep, exposed_step
+from qbi.records import Update
 from qbi.routing.graph import Traced
 
 FEW = 32
@@ -24,6 +28,9 @@ FEW = 32
 
 HEAVY = 2e11
 """Operations of a batch's way through a model above which it is run less often."""
+
+MOST_FITTED = 512
+"""Vectors from which what stands in for a bias is fitted."""
 
 AT_A_TIME = 16
 """Samples that are run at a time to see what arrives at a layer."""
@@ -99,14 +106,20 @@ class Domain:
         return self.arrivals(carried, source, order[: -(-useful // tokens)])[:useful]
 
     def arrivals(self, carried: Carried, source: Samples, chosen: Tensor) -> Tensor:
-        """What some samples are when they reach the layer."""
+        """What some samples are when they reach the layer, at the positions that send gradients."""
         carrier = carried.carrier
         if carrier.exact and carrier.embedding is None and not any(isinstance(s, Normalised) for s in carrier.steps):
             # The layers before are the identity: what arrives is the sample.
             assert carrier.places is not None
             values = flat(source.inputs[carrier.source][chosen])[:, carrier.places[0]].to(self.device)
             return (values - carrier.centre) / carrier.spread_of_values
-        # Attacks on a layer find the same way to it.
+        found = self._inputs_of_layer(carried, source, chosen)
+        if carrier.senders is not None:
+            found = found.reshape(len(chosen), -1, found.shape[1])[:, carrier.senders].flatten(0, 1)
+        return carrier.arrived(found if carrier.norm is None else found - found.mean(0))
+
+    def _inputs_of_layer(self, carried: Carried, source: Samples, chosen: Tensor) -> Tensor:
+        """Everything that the layer sees of some samples; attacks on a layer find the same way to it."""
         key = (id(carried.model), carried.layer, id(source), *chosen.tolist())
         kept = self._arrived.get(key)
         if kept is None or kept[0]() is not carried.model:  # another model may stand where one that is gone stood
@@ -116,4 +129,53 @@ class Domain:
             with slimmed(carried.model, live):
                 parts = [observe(carried.model, carried.layer, inputs).features for inputs in batches]
             kept = self._arrived[key] = ref(carried.model), torch.cat(parts)
-        return carrier.arrived(kept[1])
+        return kept[1]
+
+    def settled(self, carried: Carried) -> Carried:
+        """The same with what a server knows of the model it sends: which positions send gradients, and what stands in for a bias."""
+        source, order = self.others()
+        some = order[:FEW] if len(order) >= 2 else torch.arange(min(FEW, len(self.samples)))
+        carrier = carried.carrier
+        if carrier.tokens > 1 and carrier.senders is None:
+            senders = self._senders(carried, source, some[:AT_A_TIME])
+            if senders is not None and len(senders) < carrier.tokens:
+                places = None if carrier.places is None else carrier.places[senders]
+                carrier = replace(carrier, senders=senders, tokens=len(senders), places=places)
+        target = carried.target
+        norm = norm_behind(carried.model, carried.layer, source.batch(some[:2], self.device)[0])
+        if norm is not None:
+            plain = Carrier((target.in_features,), target.in_features, shortfalls=carrier.shortfalls)
+            carrier = replace(plain, norm=norm, tokens=carrier.tokens)
+        elif carrier.reference is None and (target.bias is None or not target.bias.requires_grad):
+            found = self._inputs_of_layer(carried, source, some)
+            plain = Carrier((target.in_features,), target.in_features, shortfalls=carrier.shortfalls)
+            spread = torch.linspace(0, len(found) - 1, min(len(found), MOST_FITTED)).long()
+            carrier = replace(
+                plain, reference=fit_reference(found[spread]), tokens=carrier.tokens, senders=carrier.senders
+            )
+        return carried if carrier is carried.carrier else replace(carried, carrier=carrier)
+
+    def _senders(self, carried: Carried, source: Samples, chosen: Tensor) -> Tensor | None:
+        """Positions of a sample from which gradients come back, where they are the same for all samples."""
+        inputs, targets = source.batch(chosen, self.device)
+        try:
+            step = exposed_step(carried.model, inputs, targets, layers=[carried.layer], loss=self.loss)
+        except (BadValue, RuntimeError):
+            return None
+        sends = step.exposures[0].active.any(0)
+        if len(sends) % len(chosen):
+            return None
+        each = sends.reshape(len(chosen), -1)
+        alike = bool((each == each[:1]).all()) and bool(each.any())
+        return each[0].nonzero()[:, 0].cpu() if alike else None
+
+    def elsewhere(self, carried: Carried) -> Answer | None:
+        """Samples of no batch as the layer sees them: what somebody who read nothing could guess from."""
+        source, order = self.others()
+        if len(order) < 2:
+            return None
+        some = order[:AT_A_TIME]
+        seen = self._inputs_of_layer(carried, source, some)
+        none = torch.zeros(0, len(seen), dtype=torch.bool)
+        inputs, _ = source.batch(some, self.device)
+        return Answer(some, inputs, ClientStep(Update({}, {}, 0, 0.0), ()), Observation(seen, none))

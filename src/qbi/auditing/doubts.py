@@ -11,6 +11,7 @@ from qbi.auditing.result import AttackOutcome
 from qbi.auditing.samples import Samples
 from qbi.auditing.trial import Trial
 from qbi.metrics import EXACT, FAITHFUL
+from qbi.report.wording import threshold_words
 from qbi.routing.graph import Traced
 
 FEWEST_BATCHES = 3
@@ -32,7 +33,7 @@ def find_doubts(
     active = [o for o in outcomes if o.crafted]
     out: list[str] = []
     out += _why_nothing(findings, outcomes, trials)
-    out += [f"{attempt}." for attempt in untested]
+    out += [f"{attempt}." for attempt in untested if attempt.attack != "every attack"]
     if traced.how != "fx":
         out.append(
             f"The model was followed by {traced.how} ({traced.note}); what happens outside modules may be missed."
@@ -43,7 +44,7 @@ def find_doubts(
         rough = outcome.recovered[FAITHFUL].mean
         if rough > outcome.recall + 0.05:
             out.append(
-                f"{outcome.attack} on {outcome.layer}: {100 * rough:.0f} % are read at 60 dB but only "
+                f"{outcome.attack} on {outcome.layer}: {100 * rough:.0f} % are read {threshold_words(FAITHFUL, samples.kind)} but only "
                 f"{100 * outcome.recall:.0f} % exactly; the precision of what is sent ({client.precision}) sets a floor."
             )
         if outcome.gains and outcome.gains[outcome.gain] > outcome.gains.get(GAINS[0], 0.0) + 0.05:
@@ -87,12 +88,10 @@ def _about_data(trials: Sequence[Trial], samples: Samples, tokens: int) -> list[
 
 
 def _why_nothing(findings: Sequence[Finding], outcomes: Sequence[AttackOutcome], trials: Sequence[Trial]) -> list[str]:
-    if any(o.recall > 0 for o in outcomes):
+    if any(o.reads for o in outcomes):
         return []
     if not findings:
         return ["The model has no linear layer; these attacks have nowhere to stand."]
-    if not any(f.target.has_bias for f in findings):
-        return ["No linear layer has a bias; there is nothing to divide by."]
     reachable = [f for f in findings if f.attackable]
     if not reachable:
         reasons = "; ".join(f"{f.name}: {f.reason}" for f in findings[:3])

@@ -1,4 +1,4 @@
-"""What else a server reads of an honest model's answer without any effort: labels, tokens, layers without a bias."""
+"""What else a server reads of an honest model's answer without any effort: labels, tokens."""
 
 import contextlib
 from collections.abc import Iterator
@@ -10,8 +10,8 @@ from qbi.auditing.campaign import Campaign
 from qbi.auditing.finding import Finding
 from qbi.auditing.result import SideReading
 from qbi.auditing.trial import chosen_batch
+from qbi.calling import untouched
 from qbi.errors import BadValue, CannotRead
-from qbi.exposure import isolated_samples, observe
 from qbi.extraction.labels import label_counts, shared
 from qbi.extraction.tokens import tokens_moved, tokens_spanned
 from qbi.federation import client_step
@@ -27,8 +27,7 @@ def side_readings(campaign: Campaign, findings: list[Finding]) -> tuple[SideRead
     update = _answer(campaign, inputs, targets, findings)
     if update is None:
         return ()
-    found = [*_labels(campaign, update, targets), *_tokens(campaign.model, update, inputs)]
-    return (*found, *_without_bias(campaign, update, inputs, findings))
+    return (*_labels(campaign, update, targets), *_tokens(campaign.model, update, inputs))
 
 
 def _answer(campaign: Campaign, inputs: tuple[Tensor, ...], targets: Tensor, findings: list[Finding]) -> Update | None:
@@ -50,7 +49,7 @@ def _answer(campaign: Campaign, inputs: tuple[Tensor, ...], targets: Tensor, fin
 
 
 def _labels(campaign: Campaign, update: Update, targets: Tensor) -> Iterator[SideReading]:
-    if targets.is_floating_point() or targets.dim() != 1:
+    if targets.is_floating_point() or targets.dim() != 1 or len(campaign.samples.targets.unique()) < 2:
         return
     linear = [(n, m) for n, m in campaign.model.named_modules() if isinstance(m, nn.Linear) and m.bias is not None]
     if not linear or f"{linear[-1][0]}.bias" not in update.gradients:
@@ -65,12 +64,11 @@ def _labels(campaign: Campaign, update: Update, targets: Tensor) -> Iterator[Sid
 
 
 def _tokens(model: nn.Module, update: Update, inputs: tuple[Tensor, ...]) -> Iterator[SideReading]:
-    for name, module in model.named_modules():
-        if not isinstance(module, nn.Embedding):
-            continue
-        ids = next((i for i in inputs if not i.is_floating_point() and int(i.max()) < module.num_embeddings), None)
-        if ids is None:
-            continue
+    for name, ids in _looked_up(model, inputs).items():
+        module = model.get_submodule(name)
+        assert isinstance(module, nn.Embedding)
+        if all(torch.equal(own.unique(), ids[0].unique()) for own in ids):
+            continue  # positions and the like: the same for every sample, and known
         present = torch.zeros(module.num_embeddings, dtype=torch.bool, device=ids.device)
         present[ids.flatten()] = True
         gradient = update.gradients.get(f"{name}.weight")
@@ -88,31 +86,25 @@ def _tokens(model: nn.Module, update: Update, inputs: tuple[Tensor, ...]) -> Ite
         )
 
 
+def _looked_up(model: nn.Module, inputs: tuple[Tensor, ...]) -> dict[str, Tensor]:
+    """What each table was asked for, one row for each sample."""
+    caught: dict[str, Tensor] = {}
+    tables = {m: n for n, m in model.named_modules() if isinstance(m, nn.Embedding)}
+    hooks = [
+        m.register_forward_pre_hook(lambda m, given: caught.update({tables[m]: given[0].detach()})) for m in tables
+    ]
+    try:
+        with torch.no_grad(), untouched(model):
+            model(*inputs)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return {n: ids for n, ids in caught.items() if ids.dim() and len(ids) == len(inputs[0])}
+
+
 def _first_layer_span(model: nn.Module, update: Update, embedding: nn.Embedding) -> Tensor | None:
     for name, module in model.named_modules():
         gradient = update.gradients.get(f"{name}.weight")
         if isinstance(module, nn.Linear) and module.in_features == embedding.embedding_dim and gradient is not None:
             return tokens_spanned(gradient, embedding.weight.detach())
     return None
-
-
-def _without_bias(
-    campaign: Campaign, update: Update, inputs: tuple[Tensor, ...], findings: list[Finding]
-) -> Iterator[SideReading]:
-    """Rows of a layer without a bias still give each sample that stands alone in one, up to a factor."""
-    for finding in findings:
-        gradient = update.gradients.get(f"{finding.name}.weight")
-        if finding.target.has_bias or gradient is None:
-            continue
-        try:
-            seen = observe(campaign.model, finding.name, inputs, seed=campaign.seed)
-        except CannotRead:
-            continue
-        rows = gradient[gradient.norm(dim=1) > 0]
-        unit = rows / rows.norm(dim=1, keepdim=True)
-        truth = seen.features / seen.features.norm(dim=1, keepdim=True).clamp_min(1e-30)
-        alike = (truth.double() @ unit.double().T).abs()
-        share = float((alike.amax(1) > 1 - 1e-6).double().mean()) if len(rows) else 0.0
-        alone = int(isolated_samples(seen.fired).sum())
-        note = f"up to one number that range or norm fix; {alone} stand alone in a row. A missing bias is no protection"
-        yield SideReading("inputs without a bias", finding.name, share, note)

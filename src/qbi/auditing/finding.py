@@ -19,6 +19,8 @@ class Untested:
     attack: str
     layer: str
     reason: str
+    parameters: tuple[str, ...] = ()
+    """Trained parameters that nothing else is known of."""
 
     def __str__(self) -> str:
         return f"{self.attack} on {self.layer}: not tested ({self.reason})"
@@ -35,9 +37,13 @@ class Finding:
     carried: Carried | None = field(default=None, repr=False)
     """The model as a server would send it, its rows not yet written."""
     model: nn.Module | None = field(default=None, repr=False)
-    """The client's model with this layer spelled out as a linear one, where it goes by another name."""
+    """The client's model with this layer written out as a linear one, where it goes by another name."""
     untouched: bool = False
     """Whether no weights stand between the input and the layer: its input is the sample, even for who only looks."""
+    parameters: tuple[str, ...] = ()
+    """The trained parameters whose gradients are read here."""
+    followed: bool = True
+    """Whether the model could be followed behind the layer."""
 
     @property
     def name(self) -> str:
@@ -51,11 +57,16 @@ class Finding:
 
     @property
     def attackable(self) -> bool:
-        """Whether rows can be written and divided at all."""
-        return self.carrier is not None and self.target.has_bias
+        """Whether rows can be written at all."""
+        return self.carrier is not None
 
     @property
-    def rank(self) -> tuple[bool, bool, bool, int]:
-        """Larger is more exposed: silent rows, the whole sample, and then how much of it arrives."""
+    def is_head(self) -> bool:
+        """Whether its outputs are the model's."""
+        return self.followed and self.target.activation == "none"
+
+    @property
+    def rank(self) -> tuple[bool, bool, bool, bool, int]:
+        """Larger is more exposed: a bias, silent rows, the whole sample, and then how much of it arrives."""
         values = 0 if self.carrier is None else self.carrier.features
-        return self.attackable, self.target.rectified, self.reach == "exact", values
+        return self.attackable, self.target.has_bias, self.target.rectified, self.reach == "exact", values

@@ -8,8 +8,8 @@ from qbi.auditing.result import Curve
 from qbi.gram import gram
 from qbi.randomness import generator
 
-BATCH_SIZES = (2, 4, 8, 16, 20, 32, 50, 64, 100, 128, 200, 256)
-NEURONS = (10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
+BATCH_SIZES = (2, 4, 8, 16, 32, 64, 128, 256)
+NEURONS = (20, 50, 100, 200, 500, 1000, 2000)
 
 
 def forecast(campaign: Campaign, attempt: Attempt) -> Curve | None:

@@ -10,7 +10,7 @@ from torch import Tensor
 from qbi.auditing.bounds import BoundPoint
 from qbi.auditing.client import Client
 from qbi.auditing.finding import Finding, Untested
-from qbi.metrics import EXACT, FAITHFUL, Threshold
+from qbi.metrics import EXACT, FAITHFUL, THRESHOLDS, Threshold
 from qbi.records import Interval
 
 CLEARLY = 0.1
@@ -40,6 +40,12 @@ class AttackOutcome:
     recovered_samples: tuple[tuple[int, ...], ...]
     guessed: Mapping[Threshold, float] = field(default_factory=dict)
     """The share that somebody who read nothing would hit, at each threshold."""
+    beyond: Mapping[Threshold, float] = field(default_factory=dict)
+    """Of what such a guess would miss, the share that was read."""
+    up_to_factor: bool = False
+    """Whether the layer has no bias, and what is read is known up to one number each."""
+    centred: bool = False
+    """Whether a norm behind the layer takes the mean off what comes back: quotients of rows mean nothing there."""
     certified: float | None = None
     """Candidates that the reader proved without the truth, per batch; None where its attack proves none."""
 
@@ -50,11 +56,25 @@ class AttackOutcome:
 
     @property
     def reads(self) -> bool:
-        """Whether more is read than a guess would hit: at all where the match is close, clearly so where it is loose."""
-        return any(
-            interval.mean > self.guessed.get(threshold, 0.0) + (0.0 if threshold in (EXACT, FAITHFUL) else CLEARLY)
-            for threshold, interval in self.recovered.items()
-        )
+        """Whether something is read that a guess would miss."""
+        return self.reads_at(THRESHOLDS[-1])
+
+    def reads_at(self, wanted: Threshold) -> bool:
+        """Whether something is read that well, or better, and a guess would miss it: anything where a match is close, clearly much else."""
+        for threshold in THRESHOLDS[: THRESHOLDS.index(wanted) + 1]:
+            if self.beyond.get(threshold, 0.0) > (0.0 if threshold in (EXACT, FAITHFUL) else CLEARLY):
+                return True
+        return False
+
+    def badness(self, wanted: Threshold) -> tuple[float, float, bool, bool, float]:
+        """The one order of outcomes: what is read at a threshold, what exactly, whole samples first, then servers that change nothing."""
+        exact = self.recall if self.reads else 0.0
+        every = sum(interval.mean for interval in self.recovered.values())
+        return self.share_at(wanted), exact, self.whole_samples, not self.crafted, every
+
+    def share_at(self, wanted: Threshold) -> float:
+        """What is read at a threshold, where it is more than a guess."""
+        return self.recovered[wanted].mean if self.reads_at(wanted) else 0.0
 
 
 Status = Literal["leaks", "nothing read", "not tested"]
@@ -67,11 +87,13 @@ class LayerOutcome:
     layer: str
     status: Status
     share: float
-    """R of the attack that reads most, exact."""
+    """What the attack that reads most reads there, at the audit's threshold."""
     attacks: tuple[str, ...]
     """Those that were tried there."""
     reason: str
     """Why not, where it was not tested."""
+    parameters: tuple[str, ...] = ()
+    """The trained parameters that this speaks of."""
 
 
 @dataclass(frozen=True)
@@ -147,86 +169,104 @@ class AuditResult:
     advice: tuple[str, ...]
     doubts: tuple[str, ...]
     gallery: Gallery
+    trained: tuple[str, ...]
+    """Names of all trained parameters."""
+    parts: Mapping[str, int]
+    """Of how many linear maps a parameter is made, where that is more than one."""
+    origins: Mapping[str, tuple[str, ...]]
+    """For weights that were put together from others (a weight norm's): the parameters that are trained in their place."""
+    threshold: Threshold
+    """How well a sample must be read for a gate to count it."""
     seed: int
     versions: Mapping[str, str]
     seconds: float
 
     @property
     def worst(self) -> AttackOutcome | None:
-        """The attack that reads most; of equals one that reads whole samples."""
-        return max(
-            self.attacks,
-            key=lambda a: (a.recall, a.whole_samples, a.reads, sum(i.mean for i in a.recovered.values())),
-            default=None,
-        )
+        """The attack that reads most; of equals one that reads whole samples, and of those one that changes nothing."""
+        return max(self.attacks, key=lambda a: a.badness(self.threshold), default=None)
 
     @property
     def recall(self) -> float:
         """R of the strongest attack, exact."""
-        return 0.0 if self.worst is None else self.worst.recall
+        return max((a.recall for a in self.attacks), default=0.0)
+
+    @property
+    def share(self) -> float:
+        """What the strongest attack reads at the audit's threshold, or better: what a gate goes by."""
+        return 0.0 if self.worst is None else self.worst.share_at(self.threshold)
 
     @property
     def outcomes(self) -> tuple[LayerOutcome, ...]:
         """Every layer: leaks, tested with nothing read, or not tested."""
-        names = list(dict.fromkeys([f.name for f in self.layers] + [u.layer for u in self.untested]))
+        names = list(dict.fromkeys([f.name for f in self.layers] + [u.layer for u in self.untested if u.parameters]))
         return tuple(self._outcome(name) for name in names)
 
     def _outcome(self, layer: str) -> LayerOutcome:
         tried = [a for a in self.attacks if a.layer == layer]
         missing = [u for u in self.untested if u.layer == layer]
-        names = tuple(a.attack for a in tried)
-        share = max((a.recall for a in tried), default=0.0)
-        if any(a.reads for a in tried):
-            return LayerOutcome(layer, "leaks", share, names, "")
         finding = next((f for f in self.layers if f.name == layer), None)
-        without_bias = (
-            finding is not None and not finding.target.has_bias and any(s.layer == layer for s in self.beside)
-        )
-        if not (any(a.crafted for a in tried) or without_bias) or any(u.attack == "every attack" for u in missing):
-            reason = missing[0].reason if missing else "" if finding is None else finding.reason
-            if not missing and finding is not None and not finding.target.has_bias:
-                reason = "it has no bias to divide by, and what its rows give up to a factor was not looked for here."
-            return LayerOutcome(layer, "not tested", 0.0, names, reason or "no crafted model was tried on it.")
-        return LayerOutcome(layer, "nothing read", 0.0, names, "")
+        parameters = tuple(n for u in missing for n in u.parameters) if finding is None else finding.parameters
+        names = tuple(a.attack for a in tried)
+        share = max((a.share_at(self.threshold) for a in tried), default=0.0)
+        if any(a.reads for a in tried):
+            return LayerOutcome(layer, "leaks", share, names, "", parameters)
+        told = [s for s in self.beside if s.layer == layer and s.share > 0 and s.what == "tokens"]
+        if told:
+            return LayerOutcome(layer, "leaks", told[0].share, (told[0].what,), told[0].note, parameters)
+        reason = self._why_untested(tried, missing, finding)
+        if reason:
+            return LayerOutcome(layer, "not tested", 0.0, names, reason, parameters)
+        return LayerOutcome(layer, "nothing read", 0.0, names, "", parameters)
+
+    def _why_untested(self, tried: list[AttackOutcome], missing: list[Untested], finding: Finding | None) -> str:
+        """Empty where a crafted model was tried, and could have been read."""
+        whole = [u for u in missing if u.attack == "every attack"]
+        if whole:
+            return whole[0].reason
+        crafted = [a for a in tried if a.crafted]
+        if crafted and all(a.centred for a in crafted):
+            return (
+                "what comes back to each of its rows adds up to nothing, as behind a norm or a softmax: rows hold differences of "
+                "samples only, and attacks that undo this were not tried."
+            )
+        if not crafted:
+            if missing:
+                return missing[0].reason
+            return "no crafted model was tried on it." if finding is None or finding.attackable else finding.reason
+        return ""
+
+    @property
+    def accounts(self) -> Mapping[str, Status]:
+        """Every trained parameter in exactly one state: the worst that is known of a layer it is part of; else not tested."""
+        out: dict[str, Status] = dict.fromkeys(self.trained, "not tested")
+        parts: dict[str, list[LayerOutcome]] = {}
+        for outcome in self.outcomes:
+            for name in outcome.parameters:
+                parts.setdefault(name, []).append(outcome)
+        for name, outcomes in parts.items():
+            states = {o.status for o in outcomes}
+            complete = len(outcomes) >= self.parts.get(name, 1)
+            if "leaks" in states:
+                out[name] = "leaks"
+            elif states == {"nothing read"} and complete:
+                out[name] = "nothing read"
+        return {own: state for name, state in out.items() for own in self.origins.get(name, (name,))}
 
     @property
     def status(self) -> Status:
-        """Of the model: it leaks if a layer does; nothing was read only where every layer was tested."""
-        found = self.outcomes
-        if any(o.status == "leaks" for o in found):
+        """Of the model: it leaks if a layer does; nothing was read only where every trained parameter was tested."""
+        states = set(self.accounts.values())
+        if "leaks" in states:
             return "leaks"
-        return "not tested" if not found or any(o.status == "not tested" for o in found) else "nothing read"
+        return "nothing read" if states == {"nothing read"} else "not tested"
 
     @property
     def verdict(self) -> str:
         """One or two sentences in plain words."""
-        worst = self.worst
-        if self.status == "not tested":
-            left = [o for o in self.outcomes if o.status == "not tested"]
-            where = (
-                f"“{left[0].layer}” ({left[0].reason})"
-                if left
-                else "the model (no layer in it is a linear map of its input)"
-            )
-            more = f" and {len(left) - 1} more" if len(left) > 1 else ""
-            return f"Not tested: {where}{more}. Nothing was read from what was, which says nothing of the rest."
-        if worst is None or not worst.reads:
-            tried = ", ".join(dict.fromkeys(a.attack for a in self.attacks))
-            return f"Tested, nothing read: by {tried}. " + (self.doubts[0] if self.doubts else "")
-        if worst.recall == 0:
-            threshold = next(t for t, i in worst.recovered.items() if i.mean > worst.guessed.get(t, 0.0))
-            return (
-                f"A server that {worst.deed} reads {100 * worst.recovered[threshold].mean:.0f} % of {worst.unit} {threshold} "
-                f"(a guess: {100 * worst.guessed.get(threshold, 0.0):.0f} %), none exactly, through “{worst.layer}”."
-            )
-        count = worst.recall * self.client.samples
-        if worst.unit != "samples":
-            what = f"{100 * worst.recall:.0f} % of the single positions (not whole samples)"
-        elif worst.whole_samples:
-            what = f"{count:.1f} of {self.client.samples} samples, exactly"
-        else:
-            what = f"what is left of {count:.1f} of {self.client.samples} samples at this layer"
-        return f"A server that {worst.deed} reads {what} (R = {100 * worst.recall:.0f} %), through “{worst.layer}”."
+        from qbi.auditing.verdict import verdict
+
+        return verdict(self)
 
     def document(self) -> dict[str, Any]:
         """The result as plain data, for JSON; the samples themselves stay out. See `docs/report.schema.json`."""

@@ -1,6 +1,5 @@
 """The audit: look into the model, attack it on the user's data, doubt the result, and say what would help."""
 
-import copy
 import platform
 import time
 from collections.abc import Mapping, Sequence
@@ -14,26 +13,37 @@ import qbi
 from qbi.attacks.registry import BY_DEFAULT, select
 from qbi.auditing.attempts import Progress, all_attempts
 from qbi.auditing.bounds import budget_points
+from qbi.auditing.calling_by_name import by_name
 from qbi.auditing.campaign import Attempt, Campaign
 from qbi.auditing.client import Client
 from qbi.auditing.domain import operations_of
 from qbi.auditing.doubts import find_doubts
 from qbi.auditing.effortless import side_readings
-from qbi.auditing.finding import Finding, Untested
+from qbi.auditing.finding import Untested
 from qbi.auditing.forecast import forecast
 from qbi.auditing.gallery import make_gallery
 from qbi.auditing.losses import check_value, choose_loss
+from qbi.auditing.plain import plain
 from qbi.auditing.remedies import advise, defended
 from qbi.auditing.result import AuditResult, Gallery
-from qbi.auditing.samples import Samples, as_tensors, image_samples, tensor_samples, text_samples
-from qbi.auditing.survey import probe_of, survey
+from qbi.auditing.samples import (
+    TARGETS,
+    Samples,
+    as_tensors,
+    image_samples,
+    mapped_samples,
+    tensor_samples,
+    text_samples,
+)
+from qbi.auditing.survey import Survey, probe_of, survey
+from qbi.calling import untouched
 from qbi.errors import BadValue, DataError
 from qbi.federation.client import Loss, run_model
 from qbi.finite import is_finite
+from qbi.metrics import RECOGNISABLE, Threshold
 from qbi.records import ImageData, TextData
 from qbi.routing.graph import Traced
 from qbi.routing.path import find_path, in_outline
-from qbi.routing.tracers import untouched
 
 Data = Samples | ImageData | TextData | Tensor | tuple[Tensor, ...] | Any
 
@@ -50,6 +60,7 @@ def audit(
     auxiliary: Data | None = None,
     defences: bool = True,
     settings: Mapping[str, float] | None = None,
+    at: Threshold = RECOGNISABLE,
     name: str | None = None,
     seed: int = 0,
     device: str = "cpu",
@@ -67,6 +78,7 @@ def audit(
         batches: how many to try, each with fresh rows.
         auxiliary: samples of the domain for attacks that tune their rows; without it, samples of `data` that are in no batch.
         defences: whether to try defences on the strongest attack.
+        at: how well a sample must be read to count for `share`, verdict and gates.
         settings: wishes for single attacks, such as `{"trap_scale": 0.97}`.
         name, seed, device: what the report calls the model; same seed, same result; where to compute.
         progress: told what is being done.
@@ -87,11 +99,14 @@ def audit(
         raise BadValue(f"audit: {batches} batches; at least one is needed.")
     samples = as_samples(data)
     _check_data(samples, client)
-    sent = copy.deepcopy(model).to(device).train()
+    written = plain(model)
+    sent = written.model.to(device).train()
+    sent = by_name(sent, samples.names) if samples.names else sent
     _check_parameters(sent)
     probe = probe_of(tuple(part.to(device) for part in samples.inputs))
     say("looking into the model")
-    traced, findings, unlooked = survey(sent, probe)
+    seen = survey(sent, probe)
+    traced = seen.traced
     value, samples, loss_name = _prepared_loss(traced, samples, probe, loss, device)
     helper = as_samples(auxiliary) if auxiliary is not None else None
     campaign = Campaign(
@@ -107,16 +122,22 @@ def audit(
         operations_of(traced),
         in_outline(traced),
     )
-    attempts, untested = all_attempts(campaign, wanted, findings, layers, say)
-    result = _assembled(campaign, traced, findings, attempts, [*unlooked, *untested], say, defences=defences)
+    attempts, untested = all_attempts(campaign, wanted, seen.findings, layers, say)
+    result = _assembled(campaign, seen, attempts, [*seen.untested, *untested], say, defences=defences)
     say("done")
-    return replace(result, model=name or type(model).__name__, loss=loss_name, seconds=time.perf_counter() - started)
+    return replace(
+        result,
+        model=name or type(model).__name__,
+        loss=loss_name,
+        origins=written.origins,
+        threshold=at,
+        seconds=time.perf_counter() - started,
+    )
 
 
 def _assembled(
     campaign: Campaign,
-    traced: Traced,
-    findings: list[Finding],
+    seen: Survey,
     attempts: Sequence[Attempt],
     untested: Sequence[Untested],
     say: Progress,
@@ -124,11 +145,11 @@ def _assembled(
     defences: bool,
 ) -> AuditResult:
     """What follows from the attempts: other settings, defences, advice, doubts, pictures."""
-    samples, client = campaign.samples, campaign.client
+    samples, client, traced, findings = campaign.samples, campaign.client, seen.traced, seen.findings
     crafted = [a for a in attempts if a.outcome.crafted]
     strongest = _most(attempts, crafted=True)
     outcomes = tuple(a.outcome for a in attempts)
-    worst = max(outcomes, key=lambda o: (o.recall, o.whole_samples), default=None)
+    worst = max(outcomes, key=lambda o: o.badness(RECOGNISABLE), default=None)
     say("predicting other settings")
     curve = None if strongest is None else forecast(campaign, strongest)
     say("trying defences")
@@ -165,6 +186,10 @@ def _assembled(
         advice=advise(worst, after, curve, client, findings, points),
         doubts=find_doubts(findings, judged, untested, trials, traced, samples, client, campaign.batches),
         gallery=Gallery() if strongest is None else make_gallery(strongest.trials[0], strongest.mounted, samples),
+        trained=seen.uses.trained,
+        parts={s.weight: s.groups for s in seen.uses.sites if s.groups > 1},
+        origins={},
+        threshold=RECOGNISABLE,
         seed=campaign.seed,
         versions={"qbi": qbi.__version__, "torch": torch.__version__, "python": platform.python_version()},
         seconds=0.0,
@@ -173,7 +198,8 @@ def _assembled(
 
 def _most(attempts: Sequence[Attempt], *, crafted: bool) -> Attempt | None:
     """The attempt that reads most, among crafted models or among those left as they are."""
-    return max((a for a in attempts if a.outcome.crafted is crafted), key=lambda a: a.outcome.recall, default=None)
+    able = (a for a in attempts if a.outcome.crafted is crafted)
+    return max(able, key=lambda a: a.outcome.badness(RECOGNISABLE), default=None)
 
 
 def as_samples(data: Data) -> Samples:
@@ -184,7 +210,18 @@ def as_samples(data: Data) -> Samples:
         return image_samples(data)
     if isinstance(data, TextData):
         return text_samples(data)
-    return tensor_samples(*as_tensors(data))
+    if isinstance(data, Mapping):
+        return mapped_samples(data)
+    first = _first_of(data)
+    names = () if not isinstance(first, Mapping) else tuple(n for n in first if n not in TARGETS)
+    return tensor_samples(*as_tensors(data), names=names)
+
+
+def _first_of(data: Any) -> Any:
+    """The first item of a data set or the first batch of a loader."""
+    if isinstance(data, Tensor | tuple | list | Mapping) or not hasattr(data, "__len__"):
+        return None
+    return next(iter(data), None) if hasattr(data, "dataset") else data[0] if len(data) else None
 
 
 def _check_data(samples: Samples, client: Client) -> None:
@@ -201,6 +238,10 @@ def _check_parameters(model: nn.Module) -> None:
             raise BadValue(f"model: {name} has NaN or infinite values; load sound weights first.")
     if not any(True for _ in model.parameters()):
         raise BadValue("model: it has no parameters; there is nothing to train and nothing to read.")
+    if not any(p.requires_grad for p in model.parameters()):
+        raise BadValue(
+            "model: all its parameters are frozen; nothing is trained, and no gradient leaves. Free those that are."
+        )
 
 
 def _prepared_loss(

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from qbi.carrier import flat
-from qbi.data.arrays import read_arrays
 from qbi.data.images import denormalised, normalised, unit_pixels
 from qbi.errors import DataError
 from qbi.records import ImageData, TextData
@@ -29,6 +27,8 @@ class Samples:
     raw: bool = False
     """Whether images are fed as [0, 1] pixels instead of normalised."""
     vocabulary: tuple[str, ...] = field(default=(), repr=False)
+    names: tuple[str, ...] = ()
+    """What the model calls its inputs, where they came in a dictionary."""
 
     def __len__(self) -> int:
         return len(self.targets)
@@ -71,7 +71,11 @@ def text_samples(data: TextData) -> Samples:
 
 
 def tensor_samples(
-    inputs: Tensor | tuple[Tensor, ...], targets: Tensor | None = None, *, name: str = "your data"
+    inputs: Tensor | tuple[Tensor, ...],
+    targets: Tensor | None = None,
+    *,
+    name: str = "your data",
+    names: tuple[str, ...] = (),
 ) -> Samples:
     """Tensors as they are; without targets, class 0 for all."""
     parts = inputs if isinstance(inputs, tuple) else (inputs,)
@@ -79,13 +83,15 @@ def tensor_samples(
     if any(len(part) != count for part in parts) or (targets is not None and len(targets) != count):
         sizes = ", ".join(str(len(part)) for part in parts)
         raise DataError(f"{name}: inputs of {sizes} samples and {count if targets is None else len(targets)} targets.")
-    return Samples(name, parts, torch.zeros(count, dtype=torch.long) if targets is None else targets)
+    return Samples(name, parts, torch.zeros(count, dtype=torch.long) if targets is None else targets, names=names)
 
 
-def array_samples(path: Path) -> Samples:
-    """Arrays from a file: `x` (or x0, x1 … for several inputs) and, if there are targets, `y`. Nothing is unpickled."""
-    inputs, targets = read_arrays(path)
-    return tensor_samples(inputs, targets, name=path.name)
+def mapped_samples(data: Mapping[str, Any]) -> Samples:
+    """A dictionary of tensors, such as a tokeniser makes; its targets under `labels` or the like."""
+    inputs, targets = as_tensors(data)
+    parts = inputs if isinstance(inputs, tuple) else (inputs,)
+    target = next((name for name in TARGETS if name in data), None)
+    return tensor_samples(parts, targets, names=tuple(n for n in data if n != target))
 
 
 MOST_TAKEN = 2000

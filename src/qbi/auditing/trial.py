@@ -19,7 +19,7 @@ from qbi.exposure import Observation, leakage, observe
 from qbi.federation.client import Loss
 from qbi.federation.exposed import ClientStep
 from qbi.federation.local import local_update
-from qbi.metrics import THRESHOLDS, Recoveries, Threshold, match
+from qbi.metrics import THRESHOLDS, Guess, Recoveries, match
 from qbi.randomness import generator
 from qbi.records import Candidates, Leakage, Update
 
@@ -45,11 +45,20 @@ class Trial:
     """What errors are measured in; pixels, if nothing is said."""
     span: float = 1.0
     """The range of the data in these units."""
+    elsewhere: Tensor | None = None
+    """The same of samples that are in no batch: what somebody who read nothing would guess from."""
+    up_to_factor: bool = False
+    """Whether the layer has no bias, and what is read is known up to one number."""
+    centred: bool = False
+    """Whether what comes back to each row adds up to nothing, as behind a batch norm."""
 
     @cached_property
-    def guessed(self) -> dict[Threshold, float]:
-        """The share that a guess would hit, at each threshold."""
-        return guessed(self.truth if self.unit is None else self.truth / self.unit, self.span)
+    def guess(self) -> Guess:
+        """What a guess would hit."""
+        unit = 1.0 if self.unit is None else self.unit
+        others = None if self.elsewhere is None else self.elsewhere / unit
+        several = len(self.truth) > len(self.chosen)
+        return Guess.of(self.truth / unit, self.recoveries, others, self.span, copies=several)
 
 
 @dataclass(frozen=True)
@@ -60,6 +69,8 @@ class Answer:
     inputs: tuple[Tensor, ...]
     step: ClientStep
     seen: Observation
+    centred: bool = False
+    """Whether what comes back to each row adds up to nothing."""
 
 
 def chosen_batch(samples: Samples, client: Client, seed: int, number: int) -> Tensor:
@@ -97,7 +108,24 @@ def take_answer(
     step = shortcuts.step(model, layer, inputs, targets, loss=loss, seed=seed + number)
     exposure = step.exposures[0]
     assert exposure.above is not None
-    return Answer(chosen, inputs, step, Observation(exposure.inputs, exposure.above))
+    features, above = exposure.inputs, exposure.above
+    if len(features) > len(chosen):
+        # Positions that send nothing back are not in the answer.
+        sends = exposure.active.any(0)
+        sends = sends if bool(sends.any()) else torch.ones_like(sends)
+        features, above = features[sends], above[:, sends]
+    return Answer(chosen, inputs, step, Observation(features, above), centred=_is_centred(exposure.shares))
+
+
+CENTRED = 1e-4
+"""Sums of a row's shares below this part of their sizes are rounding: a norm behind the layer takes their mean away."""
+
+
+def _is_centred(shares: Tensor) -> bool:
+    size = shares.abs().sum(1)
+    alive = size > 0
+    small = shares.sum(1).abs()[alive] < CENTRED * size[alive]
+    return bool(alive.any()) and shares.shape[1] > 1 and float(small.double().mean()) > 0.9
 
 
 def read_answer(
@@ -109,13 +137,17 @@ def read_answer(
     *,
     defence: Defence | None = None,
     seed: int = 0,
+    elsewhere: Answer | None = None,
 ) -> Trial:
     """What a server reads of an answer, with a defence of the client's if there is one."""
     step = answer.step if defence is None else defence.apply(answer.step, generator(seed, "defence", defence.name))
     update = _rounded(step.update, client.precision)
     targets: Literal["classes", "numbers"] = "numbers" if samples.targets.is_floating_point() else "classes"
     how = Reading(loss=loss, targets=targets, rounding=ROUNDINGS[client.precision], seed=seed)
-    truth, candidates, exact = _read(mounted, update, answer, samples, how)
+    exact = in_sample_space(mounted, samples, answer.inputs)
+    truth = _truth(mounted, answer, samples, exact=exact)
+    others = None if elsewhere is None else _truth(mounted, elsewhere, samples, exact=exact)
+    candidates = _read(mounted, update, samples, how, exact=exact)
     read = candidates.samples
     unit, span = _units(truth, samples, exact=exact)
     compared = (read, truth) if unit is None else (read / unit, truth / unit)
@@ -137,6 +169,9 @@ def read_answer(
         proven,
         unit,
         span,
+        others,
+        up_to_factor=mounted.carrier.reference is not None,
+        centred=answer.centred and mounted.carrier.norm is None,
     )
 
 
@@ -156,22 +191,6 @@ def _units(truth: Tensor, samples: Samples, *, exact: bool) -> tuple[Tensor | No
     return torch.maximum(spread, FINEST * whole.abs().amax(0)).clamp_min(1e-30).to(truth), SPAN
 
 
-def guessed(truth: Tensor, span: float) -> dict[Threshold, float]:
-    """The share of samples that somebody who read nothing would hit: with the mean of the others, or the nearest other one."""
-    count = len(truth)
-    if count < 2:
-        return dict.fromkeys(THRESHOLDS, 0.0)
-    some = truth[:MOST_GUESSED].double()
-    others = (truth.double().sum(0) - some) / (count - 1)
-    apart = torch.cdist(some, truth.double())
-    apart[torch.arange(len(some)), torch.arange(len(some))] = torch.inf
-    nearest = torch.minimum((others - some).square().mean(1), apart.amin(1).square() / truth.shape[1])
-    return {t: float((nearest < t.largest_error(span)).double().mean()) for t in THRESHOLDS}
-
-
-MOST_GUESSED = 256
-
-
 def _rounded(update: Update, precision: Precision) -> Update:
     if precision == "float32":
         return update
@@ -179,20 +198,32 @@ def _rounded(update: Update, precision: Precision) -> Update:
     return replace(update, gradients={n: g.to(kind).to(g.dtype) for n, g in update.gradients.items()})
 
 
-def _read(
-    mounted: Mounted, update: Update, answer: Answer, samples: Samples, how: Reading
-) -> tuple[Tensor, Candidates, bool]:
-    """Truth and candidates in one space: the client's own data where the way there is known, the layer's input else."""
+def in_sample_space(mounted: Mounted, samples: Samples, inputs: tuple[Tensor, ...]) -> bool:
+    """Whether what is read are whole samples as the client has them, every value of them."""
+    carrier = mounted.carrier
+    whole = _is_placed(mounted) and carrier.tokens == 1 and carrier.embedding is None
+    return whole and carrier.features == inputs[carrier.source][0].numel() and samples is not None
+
+
+def _is_placed(mounted: Mounted) -> bool:
+    """Whether it is known where in a sample each value stands, and every change on the way can be undone."""
     carrier = mounted.carrier
     approximate = any(
         isinstance(step, Normalised) and isinstance(mounted.model.get_submodule(step.layer), nn.LayerNorm)
         for step in carrier.steps
     )
-    if carrier.places is None or approximate:
-        found = mounted.read_at_layer(update, how)
-        known = carrier.standing
-        values = (found.samples - known.offset.to(found.samples)) / known.scale.to(found.samples)
-        return carrier.arrived(answer.seen.features).cpu(), replace(found, samples=values.cpu()), False
+    return carrier.places is not None and not approximate and carrier.reference is None
+
+
+def _truth(mounted: Mounted, answer: Answer, samples: Samples, *, exact: bool) -> Tensor:
+    """What there is to be read: the client's own data where the way there is known, the layer's input else."""
+    carrier = mounted.carrier
+    if carrier.reference is not None:
+        return _up_to_factor(answer.seen.features, carrier.reference).cpu()
+    if not _is_placed(mounted):
+        features = answer.seen.features
+        return carrier.arrived(features if carrier.norm is None else features - features.mean(0)).cpu()
+    assert carrier.places is not None
     source = answer.inputs[carrier.source]
     if carrier.embedding is not None:
         with torch.no_grad():
@@ -200,8 +231,28 @@ def _read(
     whole = flat(source.float())
     places = carrier.places.to(whole.device)
     truth = whole[:, places].reshape(-1, places.shape[-1])
-    found = mounted.read(update, how)
-    # Judged in pixels only where every pixel came along.
-    if carrier.tokens == 1 and carrier.features == whole.shape[1] and carrier.embedding is None:
-        return samples.pixels(truth).cpu(), replace(found, samples=samples.pixels(found.samples).cpu()), True
-    return truth.cpu(), replace(found, samples=found.samples.cpu()), False
+    return (samples.pixels(truth) if exact else truth).cpu()
+
+
+def _read(mounted: Mounted, update: Update, samples: Samples, how: Reading, *, exact: bool) -> Candidates:
+    """Candidates in the space of the truth."""
+    carrier = mounted.carrier
+    if _is_placed(mounted):
+        found = mounted.read(update, how)
+        values = samples.pixels(found.samples) if exact else found.samples
+        return replace(found, samples=values.cpu())
+    found = mounted.read_at_layer(update, how)
+    if carrier.reference is not None:
+        return replace(found, samples=_up_to_factor(found.samples, carrier.reference).cpu())
+    known = carrier.standing
+    values = (found.samples - known.offset.to(found.samples)) / known.scale.to(found.samples)
+    return replace(found, samples=values.cpu())
+
+
+def _up_to_factor(values: Tensor, reference: Tensor) -> Tensor:
+    """Vectors of one length, on the reference's side: all that a layer without a bias gives away."""
+    values = values.float()
+    size = values.norm(dim=1, keepdim=True).clamp_min(1e-30) / values.shape[1] ** 0.5
+    side = torch.where(values @ reference.to(values) < 0, -1.0, 1.0)[:, None]
+    out: Tensor = values / size * side
+    return out

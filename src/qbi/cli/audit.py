@@ -56,6 +56,7 @@ def audit(
     trap_scale: options.TrapScale = None,
     defences: options.Defences = True,
     fail_above: options.FailAbove = None,
+    fail_at: options.FailAt = "recognisable",
     no_samples: options.NoSamples = False,
     sarif: options.Sarif = False,
     junit: options.Junit = False,
@@ -86,6 +87,7 @@ def audit(
     from qbi.auditing.loading import load_callable, load_model, parse_arguments, users_code
     from qbi.cli import audit_data
     from qbi.federation.local import LocalTraining
+    from qbi.metrics import THRESHOLDS
 
     if list_attacks:
         for known in ATTACKS.values():
@@ -132,6 +134,7 @@ def audit(
             auxiliary=helper,
             defences=defences,
             settings={} if trap_scale is None else {"trap_scale": trap_scale},
+            at=dict(zip(options.LEVELS, THRESHOLDS, strict=True))[fail_at],
             name=model or "the paper's model",
             seed=seed,
             device=where,
@@ -143,7 +146,7 @@ def audit(
         typer.echo(to_json(document), nl=False)
     else:
         _show(result, out)
-    if fail_above is not None and result.recall > fail_above:
+    if fail_above is not None and result.share > fail_above:
         raise typer.Exit(1)
     if result.status == "not tested":
         raise typer.Exit(NOT_TESTED)

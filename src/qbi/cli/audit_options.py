@@ -43,7 +43,16 @@ TrapScale = Annotated[
     float | None, typer.Option(help="Scale of trap weights, below 1; chosen on auxiliary data if left out.")
 ]
 Defences = Annotated[bool, typer.Option(help="Try defences on the strongest attack.")]
-FailAbove = Annotated[float | None, typer.Option(min=0, max=1, help="Exit with 1 when R exceeds this.")]
+FailAbove = Annotated[
+    float | None, typer.Option(min=0, max=1, help="Exit with 1 when more than this share is read, at --fail-at.")
+]
+LEVELS = ("exact", "60", "30", "recognisable")
+"""Names of the thresholds, the strictest first."""
+
+FailAt = Annotated[
+    Literal["exact", "60", "30", "recognisable"],
+    typer.Option(help="How well a sample must be read to count: exactly, at 60 or 30 dB, or recognisably (19 dB)."),
+]
 NoSamples = Annotated[bool, typer.Option("--no-samples", help="Leave the data out of everything written.")]
 Sarif = Annotated[bool, typer.Option("--sarif", help="Also write audit.sarif for code scanning.")]
 Junit = Annotated[bool, typer.Option("--junit", help="Also write audit.xml for a pipeline's test view.")]

@@ -79,6 +79,6 @@ def observe(model: nn.Module, layer: str, inputs: Tensor | tuple[Tensor, ...], *
     finally:
         model.train(was_training)
         hook.remove()
-    if len(caught) != 1:
-        raise CannotRead(f"{layer}: it ran {len(caught)} times in one pass; a firing pattern needs exactly one.")
-    return caught[0]
+    if not caught:
+        raise CannotRead(f"{layer}: it did not run in this pass; there is nothing to see of it.")
+    return Observation(torch.cat([c.features for c in caught]), torch.cat([c.fired for c in caught], 1))

@@ -25,7 +25,7 @@ class Watch:
 
     def __init__(self) -> None:
         self.inputs: dict[str, list[Tensor]] = {}
-        self.shares: dict[str, list[Tensor]] = {}
+        self.shares: dict[str, list[Tensor | None]] = {}
         self.above: dict[str, list[Tensor]] = {}
 
     def clear(self) -> None:
@@ -35,19 +35,32 @@ class Watch:
         self.above.clear()
 
     def exposure(self, name: str) -> Exposure:
-        """The exposure of one layer; several passes (gradient accumulation) stand one after another."""
-        if not self.inputs.get(name) or len(self.inputs[name]) != len(self.shares.get(name, ())):
+        """The exposure of one layer; several calls (steps of time, gradient accumulation) stand one after another."""
+        returned = self.shares.get(name, [])
+        if all(share is None for share in returned):
             raise BadValue(f"{name}: no forward and backward pass was seen there; nothing is known of its exposure.")
-        above = torch.cat(self.above[name]).T
-        return Exposure(name, torch.cat(self.inputs[name]), torch.cat(self.shares[name]).T, above)
+        above = self.above[name]
+        shares = [
+            torch.zeros(a.shape).to(self.inputs[name][0]) if s is None else s
+            for s, a in zip(returned, above, strict=True)
+        ]
+        return Exposure(name, torch.cat(self.inputs[name]), torch.cat(shares).T, torch.cat(above).T)
 
-    def catch(self, name: str, arrived: Tensor, out: Tensor) -> None:
-        """Keep a layer's input, and its output's gradient as soon as it is known."""
+    def catch(self, name: str, arrived: Tensor, out: Tensor) -> Tensor:
+        """Keep a layer's input, and its output's gradient as soon as it is known; what to go on with, which may be written over."""
         if not out.requires_grad:
-            return
+            return out
         self.inputs.setdefault(name, []).append(arrived.detach().reshape(-1, arrived.shape[-1]))
         self.above.setdefault(name, []).append(out.detach().reshape(-1, out.shape[-1]) > 0)
-        out.register_hook(lambda g: self.shares.setdefault(name, []).append(g.detach().reshape(-1, g.shape[-1])))
+        kept = self.shares.setdefault(name, [])
+        place = len(kept)
+        kept.append(None)
+
+        def came_back(gradient: Tensor) -> None:
+            kept[place] = gradient.detach().reshape(-1, gradient.shape[-1])
+
+        out.register_hook(came_back)
+        return out.clone()
 
 
 @contextmanager

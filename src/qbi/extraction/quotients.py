@@ -68,18 +68,40 @@ def extract(
     >>> bool((found.samples - x).abs().max() < 1e-5)
     True
     """
-    weight, bias = layer_gradients(layer, update)
+    weight, bias = layer_gradients(layer, update, carrier.reference)
     found = read_rows(weight, bias, carrier=carrier, rounding=rounding)
     return found if keep_normalised else restored(found, sent, carrier, update, public)
 
 
-def layer_gradients(layer: str, update: Update) -> tuple[Tensor, Tensor]:
-    """The gradients of a layer's weight and bias."""
+def layer_gradients(layer: str, update: Update, reference: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """The gradients of a layer's weight and bias; without a bias, those of a `reference` in its place.
+
+    A combination c of a layer's inputs does for a row what a bias does: the gradient's product with c is Σ δ·(c·x), and the quotient of
+    a row with one sample is x/(c·x): the sample up to a factor.
+    """
     weight, bias = f"{layer}.weight", f"{layer}.bias"
-    for name in (weight, bias):
+    for name in (weight, bias)[: 2 if reference is None else 1]:
         if name not in update.gradients:
             raise CannotRead(f"{name}: the update has no gradient of this name; was this layer trained?")
-    return update.gradients[weight], update.gradients[bias]
+    rows = update.gradients[weight]
+    if reference is None:
+        return rows, update.gradients[bias]
+    return rows, (rows.double() @ reference.to(rows.device).double()).to(rows.dtype)
+
+
+def shift_gradients(layer: str, norm: str, sent: nn.Module, update: Update) -> tuple[Tensor, Tensor]:
+    """The gradients of a layer's rows, and in the place of its biases' those of the shift of a batch norm behind it.
+
+    What comes back to a row is that of the shift times γ/√ε, where the row's variance is far below ε.
+    """
+    rows, shift = f"{layer}.weight", f"{norm}.bias"
+    for name in (rows, shift):
+        if name not in update.gradients:
+            raise CannotRead(f"{name}: the update has no gradient of this name; was this layer trained?")
+    behind = sent.get_submodule(norm)
+    assert isinstance(behind, nn.modules.batchnorm._BatchNorm)
+    scale = behind.weight.detach() / behind.eps**0.5
+    return update.gradients[rows], update.gradients[shift] * scale.to(update.gradients[shift])
 
 
 def restored(

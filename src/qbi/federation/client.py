@@ -60,7 +60,7 @@ def client_step(
         targets: what the loss compares the outputs with.
         loss: a function of outputs and targets.
         seed: drives dropout and the like, apart from the global random state.
-        fixed: parameters of which no gradient is taken.
+        fixed: trained parameters of which no gradient is taken all the same.
         as_it_is: leave every part of the model in the mode it is in.
 
     Returns:
@@ -75,7 +75,11 @@ def client_step(
         raise BadValue(f"client step: {count} inputs but {len(targets)} targets; they must agree.")
     if count == 0:
         raise BadValue("client step: the batch is empty; give at least one sample.")
-    parameters = {name: p.detach().requires_grad_(name not in fixed) for name, p in model.named_parameters()}
+    parameters = {
+        name: p.detach().requires_grad_(p.requires_grad and name not in fixed) for name, p in model.named_parameters()
+    }
+    if not any(p.requires_grad for p in parameters.values()):
+        raise BadValue("client step: no parameter is trained; set requires_grad on those that are.")
     buffers = {name: b.detach().clone() for name, b in model.named_buffers()}
     modes = [(part, part.training) for part in model.modules()]
     if not as_it_is:

@@ -1,5 +1,6 @@
 """How much leaked: thresholds, one-to-one matching, similarity, means and intervals."""
 
+from qbi.metrics.guess import Guess
 from qbi.metrics.intervals import mean_interval, share_interval
 from qbi.metrics.leakage import mean_leakage
 from qbi.metrics.matching import Recoveries, match
@@ -12,6 +13,7 @@ __all__ = [
     "FAITHFUL",
     "RECOGNISABLE",
     "THRESHOLDS",
+    "Guess",
     "Recoveries",
     "Threshold",
     "l1",

@@ -74,7 +74,7 @@ def audit_page(
 
 def _severity(document: Mapping[str, Any]) -> dict[str, str]:
     """One word for a ticket, and what it rests on."""
-    share, status = document["verdict"]["recall"], document["verdict"]["status"]
+    share, status = document["verdict"]["share"], document["verdict"]["status"]
     if status == "not tested":
         return {"name": "unknown", "chip": "soft", "words": "Part of the model was not tested."}
     if share > 0.1:
@@ -110,14 +110,21 @@ def _interval(found: Mapping[str, Any] | None) -> str:
     return f"{100 * found['mean']:.1f}{width}"
 
 
+def _threshold_words(document: Mapping[str, Any]) -> str:
+    """The threshold that a gate goes by, for this kind of data."""
+    wanted = next(t for t in THRESHOLDS if t.key == document["verdict"]["threshold"])
+    return threshold_words(wanted, document["data"]["kind"])
+
+
 def to_sarif(document: Mapping[str, Any], limit: float) -> dict[str, Any]:
     """SARIF 2.1.0: one result for each attack that reads more than the limit, an error; others are notes."""
     results = []
+    words = _threshold_words(document)
     for attack in document["attacks"]:
-        share = attack["recovered_from_gradients"][EXACT.key]["mean"]
+        share = attack["share"]
         if share == 0:
             continue
-        text = f"{attack['attack']} reads {100 * share:.1f} % of {attack['unit']} exactly through {attack['layer']}."
+        text = f"{attack['attack']} reads {100 * share:.3g} % of {attack['unit']} {words} through {attack['layer']}."
         results.append(
             {
                 "ruleId": "gradient-leakage",
@@ -168,10 +175,11 @@ def to_sarif(document: Mapping[str, Any], limit: float) -> dict[str, Any]:
 def to_junit(document: Mapping[str, Any], limit: float) -> str:
     """JUnit XML: one test for each attack on a layer; it fails where more than the limit is read."""
     cases, failures = [], 0
+    words = _threshold_words(document)
     for attack in document["attacks"]:
-        share = attack["recovered_from_gradients"][EXACT.key]["mean"]
+        share = attack["share"]
         name = quoteattr(printable(f"{attack['attack']} on {attack['layer']}"))
-        text = f"R = {100 * share:.1f} %, allowed {100 * limit:.1f} %"
+        text = f"{100 * share:.3g} % read {words}, allowed {100 * limit:.3g} %"
         if share > limit:
             failures += 1
             body = f"<failure message={quoteattr(text)}>{escape(printable(document['verdict']['text']))}</failure>"

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
+from qbi.calling import untouched
 from qbi.errors import BadValue, CannotMount, first_line
-from qbi.routing.tracers import Inputs, by_export, by_fx, by_hooks, untouched
+from qbi.routing.tracers import Inputs, by_export, by_fx, by_hooks
 
 How = Literal["fx", "export", "hooks"]
 

@@ -38,14 +38,14 @@ def targets(traced: Traced) -> list[Target]:
     for node in traced.graph.nodes:
         module = traced.module(node)
         # Attention uses the weights of its last layer without calling it: it is looked at spelled out.
-        if isinstance(module, nn.Linear) and not isinstance(module, NonDynamicallyQuantizableLinear):
+        plain = isinstance(module, nn.Linear) and not isinstance(module, NonDynamicallyQuantizableLinear)
+        if isinstance(module, nn.Linear) and plain and module.weight.requires_grad:
             name = str(node.target)
             behind = activation_behind(traced, node)
             activation = "none" if behind is None else name_of(traced, behind)
             slope = 1.0 if behind is None else _slope_below(traced, behind, module.out_features)
-            found[name] = Target(
-                name, module.out_features, module.in_features, module.bias is not None, activation, slope
-            )
+            has_bias = module.bias is not None and module.bias.requires_grad
+            found[name] = Target(name, module.out_features, module.in_features, has_bias, activation, slope)
     return list(found.values())
 
 

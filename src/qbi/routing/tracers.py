@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
+from qbi.calling import untouched
 from qbi.errors import BadValue
 
 Inputs = tuple[Tensor, ...]
@@ -26,28 +27,6 @@ KNOWN_LAYERS = (
     nn.GroupNorm,
     nn.Embedding,
 )
-
-
-class untouched:  # noqa: N801
-    """Train mode inside the block; buffers, mode and the random state are put back after it."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self.model = model
-
-    def __enter__(self) -> None:
-        self.buffers = {n: b.detach().clone() for n, b in self.model.named_buffers()}
-        self.modes = [(m, m.training) for m in self.model.modules()]
-        self.state = torch.get_rng_state()
-        self.model.train()
-
-    def __exit__(self, *_: object) -> None:
-        torch.set_rng_state(self.state)
-        for module, mode in self.modes:
-            module.training = mode
-        with torch.no_grad():
-            for name, buffer in self.model.named_buffers():
-                if buffer.shape == self.buffers[name].shape:
-                    buffer.copy_(self.buffers[name])
 
 
 def by_fx(model: nn.Module, inputs: Inputs) -> fx.Graph:

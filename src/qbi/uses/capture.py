@@ -12,6 +12,7 @@ from torch import Tensor
 from torch._C._functorch import get_unwrapped, is_batchedtensor, maybe_get_bdim, maybe_get_level
 from torch.overrides import TorchFunctionMode
 
+from qbi.errors import BadValue
 from qbi.uses.kinds import Kind
 
 
@@ -64,7 +65,7 @@ class Capture(TorchFunctionMode):
         from qbi.uses.operations import OPERATIONS
 
         kwargs = kwargs or {}
-        names = {self.tracked[id(v)] for v in _flat((args, kwargs)) if id(v) in self.tracked}
+        names = {self.tracked[id(v)] for v in flat((args, kwargs)) if id(v) in self.tracked}
         if not names:
             return func(*args, **kwargs)
         known = OPERATIONS.get(func)
@@ -77,9 +78,13 @@ class Capture(TorchFunctionMode):
                 return out
         out = func(*args, **kwargs)
         # What returns nothing may have written the parameter somewhere.
-        if out is None or any(isinstance(v, Tensor) for v in _flat((out,))):
+        if out is None or any(isinstance(v, Tensor) for v in flat((out,))):
             self.unknown |= names
         return out
+
+    def refuse(self, sentence: str) -> None:
+        """Nothing of this kind is trained in private."""
+        raise BadValue(f"private: {sentence}")
 
     def name_of(self, tensor: Tensor | None) -> str | None:
         """The name of a tracked parameter."""
@@ -115,9 +120,10 @@ def _samples_first(value: Tensor, samples: int) -> Tensor:
     return get_unwrapped(value).movedim(maybe_get_bdim(value), 0)
 
 
-def _flat(values: Any) -> Iterator[Any]:
+def flat(values: Any) -> Iterator[Any]:
+    """Everything in nested tuples, lists and dictionaries."""
     for value in values.values() if isinstance(values, dict) else values:
         if isinstance(value, tuple | list | dict):
-            yield from _flat(value)
+            yield from flat(value)
         else:
             yield value

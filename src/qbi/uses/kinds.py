@@ -72,7 +72,7 @@ class Convolution:
         """Patches (m, g, T, i) and backprops (m, g, T, o)."""
         samples, sides = len(back), len(self.stride)
         images = given.reshape(-1, *given.shape[-sides - 1 :])
-        patches = self._patches(images)  # images, g, i, positions
+        patches = self.patches(images)  # images, g, i, positions
         returned = back.reshape(len(images), self.groups, -1, patches.shape[-1])
         if len(images) != samples:
             patches, returned = (
@@ -122,7 +122,7 @@ class Convolution:
         pad = [n for side in reversed(self.padding) for n in side]
         return F.pad(images, pad) if any(pad) else images
 
-    def _patches(self, images: Tensor) -> Tensor:
+    def patches(self, images: Tensor) -> Tensor:
         """Every patch the kernel looks at: (images, g, i, positions)."""
         sides, out = len(self.stride), self._padded(images)
         for side, (size, step, spread) in enumerate(zip(self.shape[2:], self.stride, self.dilation, strict=True)):
@@ -131,6 +131,36 @@ class Convolution:
         out = out.movedim(tuple(range(2, 2 + sides)), tuple(range(-sides, 0))).flatten(-sides)
         patches: Tensor = out.unflatten(1, (self.groups, -1)).flatten(2, -2)
         return patches
+
+
+@dataclass(frozen=True)
+class Adjoint:
+    """A transposed convolution: the backward pass of `forward` as an operation of its own."""
+
+    forward: Convolution
+    output_padding: tuple[int, ...]
+
+    def weight_gradients(self, given: Tensor, back: Tensor) -> Tensor:
+        """As the convolution's, with input and backprop in each other's place."""
+        return self.forward.weight_gradients(back, given)
+
+    def bias_gradients(self, back: Tensor) -> Tensor:
+        """Summed over positions."""
+        sides = len(self.forward.stride)
+        channels = self.forward.shape[1] * self.forward.groups
+        return back.reshape(len(back), -1, channels, math.prod(back.shape[-sides:])).sum((1, 3))
+
+
+def convolve_back(given: Tensor, kernel: Tensor, kind: Adjoint) -> Tensor:
+    """A transposed convolution with the settings of a use."""
+    forward = kind.forward
+    sides = len(forward.stride)
+    function = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)[sides - 1]
+    before = tuple(side[0] for side in forward.padding)
+    out: Tensor = function(
+        given, kernel, None, forward.stride, before, kind.output_padding, forward.groups, forward.dilation
+    )
+    return out
 
 
 @dataclass(frozen=True)

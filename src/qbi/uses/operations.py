@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from qbi.errors import BadValue
-from qbi.uses.capture import Capture
-from qbi.uses.kinds import Convolution, LookUp, Pairs, ScaleAndShift, padding_of, several
+from qbi.uses.kinds import Adjoint, Convolution, LookUp, Pairs, ScaleAndShift, padding_of, several
+from qbi.uses.watcher import Watcher
 
 Handler = Callable[..., Any]
 OPERATIONS: dict[Callable[..., Any], Handler] = {}
@@ -32,7 +31,7 @@ def operation(*functions: Callable[..., Any]) -> Callable[[Handler], Handler]:
 
 
 @operation(F.linear)
-def linear(capture: Capture, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
+def linear(capture: Watcher, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
     """x·Wᵀ + b."""
     if weight.dim() != 2 or (bias is not None and bias.shape != weight.shape[:1]):
         return NotImplemented
@@ -41,7 +40,7 @@ def linear(capture: Capture, input: Tensor, weight: Tensor, bias: Tensor | None 
 
 
 @operation(torch.addmm, Tensor.addmm)
-def addmm(capture: Capture, bias: Tensor, input: Tensor, weight: Tensor, **options: Any) -> Any:
+def addmm(capture: Watcher, bias: Tensor, input: Tensor, weight: Tensor, **options: Any) -> Any:
     """b + x·W, as GPT-2 writes its linear layers."""
     if options or bias.shape != weight.shape[1:] or input.dim() != 2:
         return NotImplemented
@@ -50,7 +49,7 @@ def addmm(capture: Capture, bias: Tensor, input: Tensor, weight: Tensor, **optio
 
 
 @operation(torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.mm, Tensor.mm)
-def matmul(capture: Capture, input: Tensor, other: Tensor) -> Any:
+def matmul(capture: Watcher, input: Tensor, other: Tensor) -> Any:
     """x·W."""
     if capture.name_of(other) is None or other.dim() != 2 or input.dim() < 2:
         return NotImplemented
@@ -60,7 +59,7 @@ def matmul(capture: Capture, input: Tensor, other: Tensor) -> Any:
 def _convolution(function: Callable[..., Tensor], sides: int) -> None:
     @operation(function)
     def convolution(
-        capture: Capture,
+        capture: Watcher,
         input: Tensor,
         weight: Tensor,
         bias: Tensor | None = None,
@@ -80,26 +79,74 @@ for _function, _sides in ((F.conv1d, 1), (F.conv2d, 2), (F.conv3d, 3)):
     _convolution(_function, _sides)
 
 
+def _transposed(function: Callable[..., Tensor], sides: int) -> None:
+    @operation(function)
+    def transposed(
+        capture: Watcher,
+        input: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        stride: Any = 1,
+        padding: Any = 0,
+        output_padding: Any = 0,
+        groups: int = 1,
+        dilation: Any = 1,
+    ) -> Any:
+        out = function(input, weight, bias, stride, padding, output_padding, groups, dilation)
+        spread = several(dilation, sides)
+        around = padding_of(padding, tuple(weight.shape[2:]), spread)
+        forward = Convolution(tuple(weight.shape), several(stride, sides), around, spread, groups)
+        return capture.use(Adjoint(forward, several(output_padding, sides)), input, out, weight, bias)
+
+
+_transposed(F.conv_transpose1d, 1)
+_transposed(F.conv_transpose2d, 2)
+_transposed(F.conv_transpose3d, 3)
+
+
+@operation(torch.einsum)
+def einsum(capture: Watcher, equation: str, *operands: Any) -> Any:
+    """Two operands of which the second, or the first, is a matrix that is summed over one index: x·W in other letters."""
+    terms = equation.replace(" ", "").split("->")
+    given = terms[0].split(",")
+    if len(terms) != 2 or len(given) != 2 or len(operands) != 2 or "." in equation:
+        return NotImplemented
+    first = capture.name_of(operands[1]) is None
+    weight, other = (operands[0], operands[1]) if first else (operands[1], operands[0])
+    own, theirs = (given[0], given[1]) if first else (given[1], given[0])
+    summed = [letter for letter in own if letter in theirs and letter not in terms[1]]
+    kept = [letter for letter in own if letter in terms[1] and letter not in theirs]
+    plain = len(own) == 2 and len(set(theirs)) == len(theirs) and set(theirs) - set(own) <= set(terms[1])
+    if not plain or len(summed) != 1 or len(kept) != 1 or capture.name_of(other) is not None:
+        return NotImplemented
+    x = other.movedim(theirs.index(summed[0]), -1)
+    matrix_is_turned = own[0] == summed[0]
+    product = torch.matmul(x, weight if matrix_is_turned else weight.T)
+    out = capture.use(Pairs(tuple(weight.shape), transposed=matrix_is_turned), x, product, weight, None)
+    letters = [letter for letter in theirs if letter != summed[0]] + kept
+    return out.permute([letters.index(letter) for letter in terms[1]])
+
+
 @operation(F.embedding, torch.embedding)
 def embedding(
-    capture: Capture,
+    capture: Watcher,
     input: Tensor,
     weight: Tensor,
     padding_idx: int | None = None,
     max_norm: float | None = None,
     norm_type: float = 2.0,
     scale_grad_by_freq: bool = False,
-    sparse: bool = False,  # noqa: ARG001
+    sparse: bool = False,
 ) -> Any:
     """Rows of a table."""
     if input.is_floating_point():  # `torch.embedding` has the table first
         return NotImplemented
     if max_norm is not None:
-        raise BadValue(
-            f"private: the embedding “{capture.name_of(weight)}” has max_norm={max_norm:g}, which rescales the rows of the tokens it "
+        capture.refuse(
+            f"the embedding “{capture.name_of(weight)}” has max_norm={max_norm:g}, which rescales the rows of the tokens it "
             "meets, in place: the tokens would leave with the weights. Build it without max_norm."
         )
-    out = F.embedding(input, weight, padding_idx, None, norm_type, False, False)
+    out = F.embedding(input, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse)
     if padding_idx is not None and padding_idx < 0:
         padding_idx += weight.shape[0]
     return capture.use(LookUp(tuple(weight.shape), padding_idx, scale_grad_by_freq), input, out, weight, None)
@@ -107,7 +154,7 @@ def embedding(
 
 @operation(F.layer_norm)
 def layer_norm(
-    capture: Capture,
+    capture: Watcher,
     input: Tensor,
     normalized_shape: Any,
     weight: Tensor | None = None,
@@ -121,7 +168,7 @@ def layer_norm(
 
 @operation(F.rms_norm)
 def rms_norm(
-    capture: Capture, input: Tensor, normalized_shape: Any, weight: Tensor | None = None, eps: float | None = None
+    capture: Watcher, input: Tensor, normalized_shape: Any, weight: Tensor | None = None, eps: float | None = None
 ) -> Any:
     """Divide by the root mean square, then scale."""
     shape = tuple(normalized_shape)
@@ -130,7 +177,7 @@ def rms_norm(
 
 @operation(F.group_norm)
 def group_norm(
-    capture: Capture,
+    capture: Watcher,
     input: Tensor,
     num_groups: int,
     weight: Tensor | None = None,
@@ -142,7 +189,7 @@ def group_norm(
 
 
 def _affine(
-    capture: Capture, normal: Tensor, weight: Tensor | None, bias: Tensor | None, axes: tuple[int, ...]
+    capture: Watcher, normal: Tensor, weight: Tensor | None, bias: Tensor | None, axes: tuple[int, ...]
 ) -> Tensor:
     tail = [1] * (-axes[-1] - 1)
     out = normal
@@ -156,7 +203,7 @@ def _affine(
 
 @operation(F.multi_head_attention_forward)
 def attention(
-    capture: Capture,
+    capture: Watcher,
     query: Tensor,
     key: Tensor,
     value: Tensor,

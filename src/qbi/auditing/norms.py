@@ -1,0 +1,59 @@
+"""A batch norm right behind a layer: it takes the batch's mean off, and with it the gradient of the layer's bias.
+
+What comes back to a row adds up to nothing, so quotients of rows mean nothing. But the norm's own shift has a gradient, and it is the sum of
+what arrives behind the norm. A server that makes its rows so small that their variance is far below the norm's ε, and makes up for
+it in the norm's scale, turns the norm into the subtraction of a mean: a row with one position then holds that position minus the batch's
+mean, and the gradient of the shift says how often.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from qbi.calling import call_with
+
+BatchNorm = nn.modules.batchnorm._BatchNorm
+
+
+def norm_behind(model: nn.Module, layer: str, inputs: tuple[Tensor, ...]) -> str | None:
+    """The batch norm that a layer's output goes straight into, if its scale and shift are trained.
+
+    >>> model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2))
+    >>> norm_behind(model, "0", (torch.rand(5, 3),))
+    '1'
+    """
+    norms: dict[nn.Module, str] = {m: n for n, m in model.named_modules() if isinstance(m, BatchNorm) and _is_usable(m)}
+    if not norms:
+        return None
+    last: list[Tensor] = []
+    found: list[str] = []
+
+    def before_norm(module: nn.Module, given: tuple[Any, ...]) -> None:
+        if last and not found and _is_same(last[-1], given[0]):
+            found.append(norms[module])
+
+    hooks = [m.register_forward_pre_hook(before_norm) for m in norms]
+    hooks.append(model.get_submodule(layer).register_forward_hook(lambda _m, _i, out: last.append(out.detach())))
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            call_with(model, {n: b.clone() for n, b in model.named_buffers()}, inputs)
+    except (RuntimeError, ValueError, TypeError):
+        return None
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return found[0] if found and len(last) == 1 else None
+
+
+def _is_usable(norm: Any) -> bool:
+    return bool(norm.affine and norm.weight.requires_grad and norm.bias.requires_grad and norm.training)
+
+
+def _is_same(products: Tensor, given: Tensor) -> bool:
+    """Whether a norm's input is the layer's output, its channels moved to the front."""
+    if products.numel() != given.numel() or given.dim() < 2 or products.shape[-1] != given.shape[1]:
+        return False
+    ours = products.reshape(-1, products.shape[-1])
+    theirs = given.movedim(1, -1).reshape(-1, given.shape[1])
+    return torch.allclose(ours, theirs, rtol=1e-4, atol=1e-6)
