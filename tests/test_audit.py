@@ -373,7 +373,11 @@ def test_replay_reads_a_real_update_without_the_truth(qbi_here, tmp_path, monkey
     torch.save({n: p.detach() for n, p in after.items()}, tmp_path / "back.pt")
     np.savez(
         tmp_path / "gradient.npz",
-        *[client_step(sent, x, photos.targets).gradients[f"fc1.{part}"].numpy() for part in ("weight", "bias")],
+        *[
+            client_step(sent, x, photos.targets).gradients[f"{layer}.{part}"].numpy()
+            for layer in ("fc1", "fc2")
+            for part in ("weight", "bias")
+        ],
     )
     done = qbi("replay", "sent.safetensors", "back.pt", "--shape", "3,16,16", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -386,6 +390,7 @@ def test_replay_reads_a_real_update_without_the_truth(qbi_here, tmp_path, monkey
     assert layers[0]["sure"] >= 3
     gradients = client_step(sent, x, photos.targets).gradients
     found = replay({n: gradients[n] for n in ("fc1.weight", "fc1.bias")})[0]
+    assert found.sure == 0  # nothing is known of what stands behind it: with one output every mixture would agree
     sure = found.samples[found.support >= 2]
     assert match(sure, x.flatten(1))[EXACT].recovered.sum() == len(sure)
 

@@ -104,6 +104,8 @@ class ByLabel:
     scale: float
     """What the mean over the batch divides by; 1 for a sum."""
     kept: Tensor
+    is_sure: bool = True
+    """Whether what a label sends back is known: the loss is a mean or a sum over samples."""
     pins_values: ClassVar[bool] = True
 
     def _pull(self, out: Tensor, labels: Tensor) -> Tensor:
@@ -139,11 +141,15 @@ class ByLabel:
         self, z: Float64[Tensor, "k n"], labels: Int[Tensor, " k"], before: Float64[Tensor, "k o"], system: System
     ) -> Float64[Tensor, "k o"]:
         """From the loss; how often a sample stands in the batch is kept."""
-        with torch.no_grad():
-            out = self.behind.forward(self.behind.widened(z, system.kept))
-        now = self._pull(out, labels)
+        now = self.single(z, labels, system)
         times = (before * now).sum(1) / now.square().sum(1).clamp_min(1e-300)
         return now * times.round().clamp(1, MOST_REPEATS)[:, None]
+
+    def single(self, z: Float64[Tensor, "k n"], labels: Int[Tensor, " k"], system: System) -> Float64[Tensor, "k o"]:
+        """What samples of known labels send back from the outputs, each standing there once."""
+        with torch.no_grad():
+            out = self.behind.forward(self.behind.widened(z, system.kept))
+        return self._pull(out, labels)
 
     def shares(self, z: Float64[Tensor, "k n"], pulls: Float64[Tensor, "k o"]) -> Float64[Tensor, "k n"]:
         """By a backward pass."""
@@ -207,8 +213,9 @@ def tail_for(carried: Carried, update: Update, how: Reading, system: System) -> 
             )
         return ByNumber(behind, system.kept), behind.outputs
     labels = _labels(carried.model, update, behind.outputs).to(system.bias.device)
-    scale = float(max(1, update.batch_size)) if _is_mean(how.loss, behind.outputs, system.bias) else 1.0
-    return ByLabel(behind, how.loss, labels, scale, system.kept), behind.outputs
+    parts = _divided_by(how.loss, behind.outputs, system.bias)
+    scale = float(max(1, update.batch_size)) if parts != 1 else 1.0
+    return ByLabel(behind, how.loss, labels, scale, system.kept, is_sure=parts is not None), behind.outputs
 
 
 def _labels(model: nn.Module, update: Update, outputs: int) -> Tensor:
@@ -223,10 +230,14 @@ def _labels(model: nn.Module, update: Update, outputs: int) -> Tensor:
     return present if len(present) else every
 
 
-def _is_mean(loss: Loss, outputs: int, like: Tensor) -> bool:
-    """Whether a loss takes the mean over a batch: then doubling the batch leaves it."""
+def _divided_by(loss: Loss, outputs: int, like: Tensor) -> float | None:
+    """What a loss divides the sum over a batch of two by: 2 for a mean, 1 for a sum, None where samples do not simply add up."""
     draws = torch.Generator().manual_seed(0)
     out = torch.randn(2, outputs, generator=draws, dtype=torch.float64).to(like)
-    target: Any = torch.zeros(2, dtype=torch.long, device=like.device)
-    once, twice = loss(out, target), loss(torch.cat([out, out]), torch.cat([target, target]))
-    return bool((once - twice).abs() <= 1e-9 * once.abs())
+    target: Any = torch.tensor([0, min(1, max(0, outputs - 1))], device=like.device)
+    both = loss(out, target)
+    total = loss(out[:1], target[:1]) + loss(out[1:], target[1:])
+    for parts in (2.0, 1.0):
+        if bool((both * parts - total).abs() <= 1e-9 * total.abs()):
+            return parts
+    return None

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from qbi.attacks.base import Carried, Reading
+from qbi.attacks.certifying import certify
 from qbi.attacks.explaining import ByLabel, ByNumber, SeesPositions, tail_for
 from qbi.errors import CannotRead
 from qbi.extraction.decoding import (
@@ -26,6 +27,9 @@ COLUMNS = 16_384
 
 GUESSED = 0.05
 """Relative miss of the row test up to which the label of a sample found by unmixing is taken, to be fitted and tested."""
+
+COARSEST_SILENCE = 1e-4
+"""Rounding of gradients above which silent rows prove nothing."""
 
 NEAR = 0.01
 PROVEN = 1e-4
@@ -94,34 +98,34 @@ def formed(system: System, coefficients: Tensor, gradient: Tensor) -> Tensor:
 
 def _decode(system: System, sent: Carried, update: Update, how: Reading, gradient: Tensor, *, unmixing: bool) -> _Read:
     tail: ByLabel | ByNumber | None = None
-    outputs = 1
+    outputs, size = 1, update.batch_size
     try:
         tail, outputs = tail_for(sent, update, how, system)
         found = cascade(system, tail, outputs)
     except SeesPositions:
-        return _proven(system, nothing(system, outputs))
+        return _read_of(system, tail, nothing(system, outputs), size)
     except CannotRead:
         found = nothing(system, outputs)
     if not unmixing or len(found) >= system.rank or not system.tells_samples_apart:
-        return _proven(system, found)
+        return _read_of(system, tail, found, size)
     shape = sent.carrier.shape if sent.carrier.columns is None else ()
     try:
         unmixed = unmix(system, gradient, shape, known=found.shares if len(found) else None, seed=how.seed)
     except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
-        return _proven(system, found)
+        return _read_of(system, tail, found, size)
     directions = torch.cat([unmixed.exact, unmixed.rough], 1)
     solved = coefficients_of(system, directions) if directions.shape[1] == system.rank else None
-    read = _proven(system, found)
+    read = _read_of(system, tail, found, size)
     if solved is not None:
-        read = _together(system, tail, found, *solved, complete=unmixed.complete)
+        read = _together(system, tail, found, *solved, size, complete=unmixed.complete)
     return read if unmixed.complete else _with_estimates(system, read, unmixed.estimates)
 
 
-def _proven(system: System, found: Found) -> _Read:
+def _read_of(system: System, tail: ByLabel | ByNumber | None, found: Found, size: int) -> _Read:
+    """Samples as they are reported, each with its error and whether it is proven."""
     noise = expected_noise(system, found)
     error = (found.coefficients.square() @ noise.square()).sqrt()
-    yes = torch.ones(len(found), dtype=torch.bool, device=noise.device)
-    return _Read(found.coefficients, yes, found.labels, found.rows, error)
+    return _Read(found.coefficients, certify(system, tail, found, size), found.labels, found.rows, error)
 
 
 def _together(
@@ -130,6 +134,7 @@ def _together(
     found: Found,
     coefficients: Tensor,
     shares: Tensor,
+    size: int,
     *,
     complete: bool,
 ) -> _Read:
@@ -144,17 +149,17 @@ def _together(
             holding = _Holding(tail, held, shares)
             start = Found(coefficients, holding.shares(z, pulls), labels.masked_fill(held, -1), pulls, rows)
             fitted = refit(system, holding, start)
-            certified = (system.outside(fitted.shares) < PROVEN) & (miss < NEAR)
-            # A sample too weak to be counted spoils a fit of all rows; then what the cascade proved is the better answer.
-            if explains_everything(system, fitted) and int(certified.sum()) >= len(found):
-                return replace(_proven(system, fitted), certified=certified)
-    first = _proven(system, found)
+            whole = _read_of(system, tail, fitted, size)
+            # A sample too weak to be counted spoils a fit of all rows; then what the cascade found is the better answer.
+            near = (system.outside(fitted.shares) < PROVEN) & (miss < NEAR)
+            if explains_everything(system, fitted) and int(near.sum()) >= len(found):
+                return whole
+    first = _read_of(system, tail, found, size)
     everyone = torch.arange(len(z), device=z.device)
     new, _ = distinct(z, everyone, found.coefficients @ system.products, torch.zeros_like(z[:, 0]))
-    agrees = _silent_where_it_must_be(system, shares, z)[new] & (complete and tail is None)
     return _Read(
         torch.cat([first.coefficients, coefficients[new]]),
-        torch.cat([first.certified, agrees]),
+        torch.cat([first.certified, torch.zeros_like(new, dtype=torch.bool)]),
         torch.cat([first.labels, torch.full_like(new, -1)]),
         torch.cat([first.rows, rows[new]]),
         torch.cat([first.error, torch.full_like(z[new, 0], torch.inf)]),
@@ -215,10 +220,12 @@ def read_states(
     *,
     rounding: float | None = None,
     shape: tuple[int, ...] = (),
+    varied: bool = False,
 ) -> Candidates:
     """Read a rectified layer from its gradients and the weights that were sent, nothing being known of the rest of the model.
 
-    A batch that unmixing takes apart proves itself: each sample sends nothing through just the rows that it leaves silent.
+    A batch that unmixing takes apart proves itself: each sample sends nothing through just the rows that it leaves silent. That holds
+    where samples send back `varied` things; where all send the same up to a factor, those that fire the same rows look like one.
     """
     single = read_rows(weight_gradient, bias_gradient, rounding=rounding)
     single = replace(single, **_unproven(len(single.rows), single.samples))
@@ -233,9 +240,10 @@ def read_states(
     if solved is None:
         return single
     coefficients, shares = solved
-    proven = _silent_where_it_must_be(system, shares, coefficients @ system.products)
-    if not bool(proven.any()):
+    silent = _silent_where_it_must_be(system, shares, coefficients @ system.products)
+    if not bool(silent.any()):
         return single
+    proven = silent & (varied and system.rounding < COARSEST_SILENCE)
     samples = formed(system, coefficients, weight_gradient).to(single.samples.dtype)
     rows = system.kept[(shares.abs() / system.sizes).argmax(1)]
     first = Candidates(samples, rows, torch.ones_like(rows), **_unproven(len(rows), samples))

@@ -1,16 +1,18 @@
 """What a real update gives away, the truth unknown: two checkpoints or a gradient, layer by layer.
 
 A row in which one sample stands alone gives that sample; a row with several gives a mixture. Which is which cannot be
-seen from one row. Two rows that give the same vector to the last digits can: mixtures of different rows do not agree.
-So candidates are ranked by how many rows gave them, and those with two or more are called sure. Where the weights that were
-sent are known and a rectifier follows, the whole batch may come apart, and then every sample is proven: it sends nothing
-through just the rows that it leaves silent.
+seen from one row. Two rows that give the same vector to the last digits tell more: mixtures of different rows do not agree, unless
+all samples send back the same up to a factor, as they do where the model has one output or two classes. So candidates are ranked
+by how many rows gave them, and those with two or more are called sure where the last layer's own gradient shows that samples send
+back different things. Where the weights that were sent are known and a rectifier follows, the whole batch may come apart, and then
+every sample is proven under the same condition: it sends nothing through just the rows that it leaves silent.
 """
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -37,11 +39,13 @@ class LayerReplay:
     source: Int[Tensor, " k"]
     proven: int = 0
     """Candidates, the first ones, that the weights that were sent prove: a whole batch, taken apart."""
+    varied: bool = False
+    """Whether samples send different things back to this layer: only then does agreement of rows mean anything."""
 
     @property
     def sure(self) -> int:
-        """Candidates that several rows agree on."""
-        return int((self.support >= SURE).sum())
+        """Candidates that several rows agree on, where mixtures would not."""
+        return int((self.support >= SURE).sum()) if self.varied else 0
 
     def document(self) -> dict[str, Any]:
         """As plain data; the candidates themselves stay out."""
@@ -85,7 +89,9 @@ def replay(
     found: list[LayerReplay] = []
     signs: list[str] = []
     sent = {} if before is None else {layer: (weight, bias) for layer, weight, bias in linear_pairs(before)}
-    for layer, weight, bias in linear_pairs(update):
+    pairs = list(linear_pairs(update))
+    for place, (layer, weight, bias) in enumerate(pairs):
+        varied = place < len(pairs) - 1 and all(_is_varied(behind) for _, behind, _ in pairs[place + 1 :])
         if _signs_only(weight):
             signs.append(layer)
             continue
@@ -93,10 +99,12 @@ def replay(
         if layer in sent and before is not None:
             own = sent[layer]
             rounding = difference_rounding(own[0].float(), weight)
-            read = read_states(weight, bias, own[0].float(), own[1].float(), rounding=rounding, shape=shape)
+            read = read_states(
+                weight, bias, own[0].float(), own[1].float(), rounding=rounding, shape=shape, varied=varied
+            )
             proven = 0 if read.certified is None else int(read.certified.sum())
         moved = int((bias != 0).sum())
-        found.append(LayerReplay(layer, len(weight), moved, read.samples, read.support, read.rows, proven))
+        found.append(LayerReplay(layer, len(weight), moved, read.samples, read.support, read.rows, proven, varied))
     if not found and signs:
         raise DataError(
             f"replay: every weight of “{signs[0]}” moved by the same amount, as in a first step of Adam: only signs are left, and a sign "
@@ -104,7 +112,22 @@ def replay(
         )
     if not found:
         raise DataError("replay: no linear layer with a bias in it; there is nothing to divide by.")
-    return sorted(found, key=lambda f: (f.proven, f.sure, f.samples.shape[1]), reverse=True)
+    return sorted(
+        found, key=lambda f: (f.proven, f.sure, int((f.support >= SURE).sum()), f.samples.shape[1]), reverse=True
+    )
+
+
+VARIED = 1e-3
+"""Second singular value of a later layer's gradient, relative to its first, above which samples send back different things."""
+
+
+def _is_varied(gradient: Tensor) -> bool:
+    """Whether a layer's gradient has rows of more than one direction, and more than two of them."""
+    rows = gradient.double()
+    if len(rows) < SURE + 1:
+        return False
+    values = torch.linalg.svdvals(rows @ rows.T if len(rows) < rows.shape[1] else rows.T @ rows)
+    return len(values) > 1 and float(values[1]) > VARIED**2 * float(values[0])
 
 
 ALIKE = 0.02

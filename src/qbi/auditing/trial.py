@@ -18,7 +18,7 @@ from qbi.errors import DataError
 from qbi.exposure import Observation, leakage, observe
 from qbi.federation.client import Loss
 from qbi.federation.exposed import ClientStep
-from qbi.federation.local import local_update
+from qbi.federation.local import local_update, without_decay
 from qbi.metrics import THRESHOLDS, Guess, Recoveries, match
 from qbi.randomness import generator
 from qbi.records import Candidates, Leakage, Update
@@ -142,6 +142,8 @@ def read_answer(
     """What a server reads of an answer, with a defence of the client's if there is one."""
     step = answer.step if defence is None else defence.apply(answer.step, generator(seed, "defence", defence.name))
     update = _rounded(step.update, client.precision)
+    if client.local_steps:
+        update = without_decay(update, mounted.model, client.training, client.local_steps * client.training.epochs)
     targets: Literal["classes", "numbers"] = "numbers" if samples.targets.is_floating_point() else "classes"
     how = Reading(loss=loss, targets=targets, rounding=ROUNDINGS[client.precision], seed=seed)
     exact = in_sample_space(mounted, samples, answer.inputs)

@@ -10,6 +10,10 @@ from qbi.errors import BadValue, number_in
 from qbi.files import check_file, to_json, write_atomically
 
 
+ROUNDING = 1e-9
+"""What adding many entries may lose."""
+
+
 def ledger(
     path: Annotated[Path, typer.Argument(help="The SQLite file that a private training keeps (`ledger=`).")],
     data: Annotated[str | None, typer.Option(help="Show one data set only.")] = None,
@@ -51,5 +55,5 @@ def ledger(
             console.print(str(one), markup=False, highlight=False)
         if not summary:
             console.print("Nothing has left yet.")
-    if any(one.bits >= one.limit for one in summary):
+    if any(one.bits >= one.limit * (1 - ROUNDING) for one in summary):
         raise typer.Exit(1)

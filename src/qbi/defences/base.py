@@ -104,11 +104,14 @@ def chain(*defences: Defence) -> Chain:
 
 
 def change_rows(step: ClientStep, change: Callable[[Exposure, Tensor, Tensor], tuple[Tensor, Tensor]]) -> ClientStep:
-    """Replace the weight and bias gradients of every exposed layer."""
+    """Replace the weight gradients of every exposed layer, and those of its bias where it has one."""
     gradients = dict(step.update.gradients)
     for exposure in step.exposures:
         weight, bias = f"{exposure.layer}.weight", f"{exposure.layer}.bias"
-        gradients[weight], gradients[bias] = change(exposure, gradients[weight], gradients[bias])
+        summed = exposure.shares.sum(1)
+        gradients[weight], changed = change(exposure, gradients[weight], gradients.get(bias, summed))
+        if bias in gradients:
+            gradients[bias] = changed
     return replace(step, update=replace(step.update, gradients=gradients))
 
 

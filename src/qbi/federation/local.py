@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -22,8 +22,11 @@ class LocalTraining:
     optimiser: Optimiser = "sgd"
     learning_rate: float = 0.1
     epochs: int = 1
+    weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
+        if not 0 <= self.weight_decay < float("inf"):
+            raise BadValue(f"local training: weight decay {self.weight_decay}; it is a number of at least 0.")
         if not self.learning_rate > 0 or self.epochs < 1:
             raise BadValue(
                 f"local training: learning rate {self.learning_rate}, {self.epochs} epochs; both must be positive."
@@ -66,5 +69,18 @@ def local_update(
 def _optimiser(model: nn.Module, training: LocalTraining) -> torch.optim.Optimizer:
     rate = training.learning_rate
     if training.optimiser == "adam":
-        return torch.optim.Adam(model.parameters(), lr=rate)
-    return torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9 if training.optimiser == "momentum" else 0.0)
+        return torch.optim.Adam(model.parameters(), lr=rate, weight_decay=training.weight_decay)
+    momentum = 0.9 if training.optimiser == "momentum" else 0.0
+    return torch.optim.SGD(model.parameters(), lr=rate, momentum=momentum, weight_decay=training.weight_decay)
+
+
+def without_decay(update: Update, sent: nn.Module, training: LocalTraining, steps: int) -> Update:
+    """What a server makes of an update with weight decay: it knows the weights it sent, and takes their part off.
+
+    Exact after one step of SGD; after more, the weights that decayed were no longer quite those.
+    """
+    if not training.weight_decay or training.optimiser == "adam":
+        return update
+    part = training.learning_rate * training.weight_decay * steps
+    own = {n: p.detach() for n, p in sent.named_parameters()}
+    return replace(update, gradients={n: g - part * own[n] for n, g in update.gradients.items()})

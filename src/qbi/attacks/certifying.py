@@ -1,0 +1,81 @@
+"""Certificates: which of the samples that are about to be reported are proven, tested on those very samples.
+
+A certificate says that a sample stands in the batch, without anybody having seen the batch. It is given after the last step that changes
+a sample, and only if all of this holds:
+
+- gradients are as fine as float32's, so that the tests below are strict;
+- the server knows what each label sends back (classes and a loss that is a mean or a sum over samples): where any target is possible,
+  several samples that fire the same rows look like one;
+- the sample stands there once: one that seems to be there twice may be two that are alike;
+- run through the model, it gives the bias gradient of the row it was read from, all others taken off, to within that row's rounding;
+- that row, all others taken off, gives the very sample that is reported;
+- what it sends to all rows lies in the space that the update allows;
+- it is not one that is listed already, and there are no more of them than samples in the batch.
+"""
+
+import torch
+from jaxtyping import Bool
+from torch import Tensor
+
+from qbi.attacks.explaining import ByLabel, ByNumber
+from qbi.extraction.decoding import certified as allowed
+from qbi.extraction.decoding import distinct, expected_noise, row_bound
+from qbi.extraction.found import Found
+from qbi.extraction.system import System
+
+COARSEST = 2.0**-20
+"""Rounding of gradients above which nothing is certified."""
+
+ONCE = 1e-3
+"""How far from one a sample's count may be."""
+
+SAME_SAMPLE = 1e-3
+"""Relative distance, in pre-activations, between the sample that is reported and what its row gives."""
+
+
+def certify(system: System, tail: ByLabel | ByNumber | None, found: Found, batch_size: int) -> Bool[Tensor, " s"]:
+    """Which of the found samples are proven."""
+    none = torch.zeros(len(found), dtype=torch.bool, device=found.coefficients.device)
+    if len(found) == 0 or not isinstance(tail, ByLabel) or system.rounding > COARSEST or not tail.is_sure:
+        return none
+    z = found.coefficients @ system.products
+    everyone = torch.arange(len(found), device=z.device)
+    biases = found.coefficients @ system.bias
+    noise = expected_noise(system, found)
+    row, best = _clearest_rows(system, found, noise)
+    mine = found.shares[everyone, row]
+    others = found.shares[:, row].T - torch.diag(mine)
+    left = system.bias[row] - others @ biases
+    error = noise[row] / left.abs().clamp_min(1e-300)
+    single = tail.single(z, found.labels.clamp_min(0), system)
+    times = (found.pulls * single).sum(1) / single.square().sum(1).clamp_min(1e-300)
+    given = (system.products[row] - others @ z) / left[:, None]
+    apart = (given - z).norm(dim=1) / z.norm(dim=1).clamp_min(1e-300)
+    bound = row_bound(system, error)
+    shares = tail.shares(z, single)
+    fine = (
+        best
+        & (found.labels >= 0)
+        & ((times - 1).abs() < ONCE)
+        & ((shares[everyone, row] - left).abs() < bound * left.abs())
+        & (apart < SAME_SAMPLE)
+        & allowed(system, shares, error, torch.full_like(row, 2))
+        & z.isfinite().all(1)
+    )
+    if not bool(fine.any()):
+        return none
+    kept, _ = distinct(z, everyone[fine], z[:0], torch.zeros_like(z[:, 0]))
+    out = none.clone()
+    out[kept] = True
+    return out if len(kept) <= batch_size else none
+
+
+def _clearest_rows(system: System, found: Found, noise: Tensor) -> tuple[Tensor, Tensor]:
+    """For each sample the row that it fills most, of those that the found samples explain; and whether there is one."""
+    sketches = found.coefficients @ system.sketch
+    residual = (system.sketch - found.shares.T @ sketches).norm(dim=1) / system.sketch.shape[1] ** 0.5
+    size = sketches.norm(dim=1) / system.sketch.shape[1] ** 0.5
+    part = found.shares.abs() * size[:, None]
+    clear = part / (residual + noise).clamp_min(1e-300)
+    row = clear.argmax(1)
+    return row, clear.amax(1) > 1 / SAME_SAMPLE
