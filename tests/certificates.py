@@ -33,14 +33,18 @@ LOSSES = ("cross-entropy", "two classes", "weighted", "smoothed", "mse", "one nu
 TWISTS = ("none", "none", "repeated", "nearly repeated", "dead rows", "on a line", "scaled")
 
 
-def drawn(seed: int) -> Case:
-    """A case for a number."""
+def drawn(seed: int, *, sure: bool = False) -> Case:
+    """A case for a number; `sure` ones are of the kinds in which something may be certified at all."""
     draws = generator(seed, "certificates")
 
     def pick(choices):
         return choices[int(torch.randint(len(choices), (1,), generator=draws))]
 
-    batch = pick((4, 8, 16, 24))
+    batch = pick((16, 24, 32) if sure else (4, 8, 16, 24))
+    if sure:
+        loss = pick(("cross-entropy", "two classes", "smoothed", "yes or no"))
+        twist = pick(("none", "none", "dead rows", "on a line", "scaled", "nearly repeated", "repeated"))
+        return Case(seed, "float32", loss, "cascade", pick((5, 8)) * batch, batch, pick((30, 60, 120)), twist)
     return Case(
         seed,
         pick(("float32", "float32", "bfloat16", "float16")),
