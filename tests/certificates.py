@@ -85,8 +85,8 @@ def twisted(x: torch.Tensor, case: Case) -> torch.Tensor:
     return 1000 * x if case.twist == "scaled" else x
 
 
-def read(case: Case):
-    """The batch and what was read of it."""
+def sent(case: Case):
+    """The batch, the model, the client's update, and what the server knows."""
     draws = generator(case.seed, "batch")
     x = twisted(torch.randn(case.batch, case.features, generator=draws), case)
     loss, y, outputs, targets = loss_and_targets(case, draws)
@@ -103,6 +103,12 @@ def read(case: Case):
     if kind is not None:
         update = replace(update, gradients={n: g.to(kind).float() for n, g in update.gradients.items()})
     how = Reading(rounding=rounding, loss=loss, targets=targets, seed=case.seed)
+    return x, mounted, update, how
+
+
+def read(case: Case):
+    """The batch and what was read of it."""
+    x, mounted, update, how = sent(case)
     return x, mounted.read(update, how)
 
 

@@ -1,10 +1,17 @@
 """Certificates are never false: over precisions, losses and batches that invite mistakes."""
 
+from dataclasses import replace
+
 import pytest
 import torch
+from torch import nn
 
-from certificates import LOSSES, PRECISIONS, Tally, drawn
+from certificates import LOSSES, PRECISIONS, Tally, drawn, sent
+from qbi.auditing import Client, audit
 from qbi.errors import CannotRead
+from qbi.federation.local import LocalTraining
+from qbi.metrics import EXACT, FAITHFUL, match
+from qbi.randomness import generator
 
 
 def tallied(cases):
@@ -32,6 +39,31 @@ def test_no_certificate_of_ten_thousand_is_wrong(part):
     assert tally.certified >= 1250
     assert tally.wrong == 0, tally.cases
     assert tally.too_many == 0, tally.cases
+
+
+@pytest.mark.parametrize("what", ["weighted", "scaled gradients", "unknown size"])
+def test_what_a_server_knows_it_uses(what):
+    """One factor that is the same for a whole batch does not end reading, nor proving."""
+    case = replace(drawn(1, sure=True), loss="weighted" if what == "weighted" else "cross-entropy", twist="none")
+    case = replace(case, batch=32, neurons=200, features=120)
+    x, mounted, update, how = sent(case)
+    if what == "scaled gradients":
+        update = replace(update, gradients={n: 0.37 * g for n, g in update.gradients.items()})
+    if what == "unknown size":
+        update = replace(update, batch_size=0)
+    found = mounted.read(update, how)
+    assert match(found.samples, x)[EXACT].recall == 1
+    assert int(found.certified.sum()) == 32
+
+
+def test_weight_decay_is_taken_off():
+    x, y = torch.randn(80, 40, generator=generator(3)), torch.arange(80) % 5
+    model = nn.Sequential(nn.Linear(40, 120), nn.ReLU(), nn.Linear(120, 5))
+    training = LocalTraining("sgd", 0.1, weight_decay=0.01)
+    client = Client(8, local_steps=1, training=training)
+    result = audit(model, (x, y), client=client, attacks=["qbi"], batches=1, defences=False)
+    plain = audit(model, (x, y), client=Client(8, local_steps=1), attacks=["qbi"], batches=1, defences=False)
+    assert result.worst.recovered[FAITHFUL].mean >= plain.worst.recovered[FAITHFUL].mean - 0.13 > 0.2
 
 
 def test_every_kind_of_case_is_drawn():

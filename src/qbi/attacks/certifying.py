@@ -67,7 +67,7 @@ def certify(system: System, tail: ByLabel | ByNumber | None, found: Found, batch
     kept, _ = distinct(z, everyone[fine], z[:0], torch.zeros_like(z[:, 0]))
     out = none.clone()
     out[kept] = True
-    return out if len(kept) <= batch_size else none
+    return out if len(kept) <= (batch_size or system.rank) else none
 
 
 def _clearest_rows(system: System, found: Found, noise: Tensor) -> tuple[Tensor, Tensor]:

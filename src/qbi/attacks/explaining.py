@@ -1,6 +1,7 @@
 """What the sent model says of a candidate: with which label, if any, it explains its part of an answer."""
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -8,104 +9,36 @@ from jaxtyping import Float64, Int
 from torch import Tensor, nn
 
 from qbi.attacks.base import Carried, Reading
-from qbi.errors import CannotRead, first_line
-from qbi.extraction.decoding import MOST_REPEATS
+from qbi.attacks.behind import Behind
+from qbi.attacks.weighing import agreed, class_weights
+from qbi.errors import CannotRead
+from qbi.extraction.decoding import MOST_REPEATS, row_bound
 from qbi.extraction.system import System
 from qbi.federation.client import Loss
 from qbi.records import Update
-from qbi.routing.tail import first_tensor, tail_of
 
 ALL_LABELS = 64
 """Classes up to which every label is tried; beyond, those that the head's bias gradient says are there."""
 
-FEW_OUTPUTS = 16
-"""Outputs up to which a backward pass for each is cheaper than one forward pass with derivatives, whose first call takes seconds."""
-
 MOST_OUTPUTS = 32
 """Outputs up to which targets that are numbers are solved for."""
-
-
-class SeesPositions(CannotRead):
-    """A layer that acts on each position by itself: how many of them stand in an answer is not known."""
-
-
-class _Behind:
-    """The model behind the layer, and its derivatives, in float64."""
-
-    def __init__(self, carried: Carried) -> None:
-        if carried.carrier.norm is not None:
-            raise CannotRead(f"{carried.layer}: batch normalisation behind it mixes the samples; none explains itself.")
-        if carried.carrier.reference is not None:
-            raise CannotRead(f"{carried.layer}: it has no bias, so samples are known up to a factor only.")
-        if not carried.probe:
-            raise CannotRead(f"{carried.layer}: the shape of the clients' inputs is not known.")
-        traced = carried.traced
-        value = traced.values[traced.nodes_of(carried.layer)[0]] if traced.nodes_of(carried.layer) else None
-        if not isinstance(value, Tensor) or value.dim() != 2:
-            raise SeesPositions(f"{carried.layer}: it sees positions one by one; no single one explains a share.")
-        self.run = tail_of(traced, carried.layer)
-        self.neurons = value.shape[1]
-        try:
-            with torch.no_grad():
-                self.outputs = first_tensor(self.run(torch.zeros(1, self.neurons, dtype=torch.float64))).shape[1]
-        except CannotRead:
-            raise
-        except Exception as problem:
-            raise CannotRead(
-                f"{carried.layer}: what stands behind it cannot be run ({first_line(problem)})."
-            ) from problem
-
-    def widened(self, z: Tensor, kept: Tensor) -> Tensor:
-        """Pre-activations of all neurons; those whose rows are silent stay below zero."""
-        if len(kept) == self.neurons:
-            return z
-        out = z.new_full((len(z), self.neurons), -1.0)
-        out[:, kept] = z
-        return out
-
-    def forward(self, z: Tensor) -> Tensor:
-        """The outputs."""
-        return first_tensor(self.run(z))
-
-    def pulled(self, z: Tensor, pulls: Tensor) -> Tensor:
-        """Pulls at the outputs, as they arrive at the layer."""
-        with torch.enable_grad():
-            z = z.detach().requires_grad_()
-            (back,) = torch.autograd.grad((self.forward(z) * pulls).sum(), z)
-        return back
-
-    def row_slopes(self, z: Tensor, rows: Tensor) -> Tensor:
-        """How each output moves with the one neuron of each candidate."""
-        if self.outputs <= FEW_OUTPUTS:
-            own = rows[:, None, None].expand(-1, self.outputs, 1)
-            return self.jacobian(z).gather(2, own)[:, :, 0]
-        direction = torch.zeros_like(z)
-        direction[torch.arange(len(z), device=z.device), rows] = 1
-        found: Any = torch.func.jvp(self.forward, (z,), (direction,))
-        slopes: Tensor = found[1]
-        return slopes
-
-    def jacobian(self, z: Tensor) -> Tensor:
-        """All slopes, one vector of the layer for each output: k × outputs × neurons."""
-        with torch.enable_grad():
-            z = z.detach().requires_grad_()
-            out = self.forward(z)
-            each = [torch.autograd.grad(out[:, o].sum(), z, retain_graph=True)[0] for o in range(out.shape[1])]
-        return torch.stack(each, 1)
 
 
 @dataclass(frozen=True)
 class ByLabel:
     """For targets that are classes: every possible label is tried, through autograd and the client's own loss."""
 
-    behind: _Behind
+    behind: Behind
     loss: Loss
     labels: Int[Tensor, " l"]
     scale: float
     """What the mean over the batch divides by; 1 for a sum."""
+    is_mean: bool
     kept: Tensor
     is_sure: bool = True
-    """Whether what a label sends back is known: the loss is a mean or a sum over samples."""
+    """Whether what a label sends back is known: the loss is a mean, a weighted mean or a sum over samples."""
+    weights: Float64[Tensor, " c"] | None = None
+    """Of each class, where they are not all the same."""
     pins_values: ClassVar[bool] = True
 
     def _pull(self, out: Tensor, labels: Tensor) -> Tensor:
@@ -114,28 +47,36 @@ class ByLabel:
             value = self.loss(leaf, labels)
             (pull,) = torch.autograd.grad(value, leaf)
         # A mean over these candidates is undone; the client's own mean stands in the scale.
-        return pull * (len(out) if self.scale != 1 else 1) / self.scale
+        if self.weights is not None:
+            return pull * float(self.weights[labels].sum()) / self.scale
+        return pull * (len(out) if self.is_mean else 1) / self.scale
 
     def explain(
         self, z: Float64[Tensor, "k n"], rows: Int[Tensor, " k"], wanted: Float64[Tensor, " k"], system: System
     ) -> tuple[Int[Tensor, " k"], Float64[Tensor, "k o"], Float64[Tensor, " k"]]:
         """The label whose share is nearest, standing there once or a few times."""
-        wide = self.behind.widened(z, system.kept)
-        with torch.no_grad():
-            out = self.behind.forward(wide)
-        slopes = self.behind.row_slopes(wide, system.kept[rows])
         best = z.new_full((len(z),), torch.inf)
         label, times = torch.full((len(z),), -1, device=z.device), torch.ones_like(best)
-        for candidate in self.labels.tolist():
-            share = (self._pull(out, torch.full((len(z),), candidate, device=z.device)) * slopes).sum(1)
-            ratio = wanted / torch.where(share == 0, torch.nan, share)
+        for candidate, ratio in zip(self.labels.tolist(), self.ratios(z, rows, wanted, system), strict=True):
             count = ratio.round().clamp(1, MOST_REPEATS)
             miss = ((ratio - count) / count).abs().nan_to_num(torch.inf)
             better = miss < best
             best, times = torch.where(better, miss, best), torch.where(better, count, times)
             label = torch.where(better, candidate, label)
-        pulls = self._pull(out, label.clamp_min(0)) * times[:, None]
+        pulls = self.single(z, label.clamp_min(0), system) * times[:, None]
         return label, pulls, best
+
+    def ratios(
+        self, z: Float64[Tensor, "k n"], rows: Int[Tensor, " k"], wanted: Float64[Tensor, " k"], system: System
+    ) -> Iterator[Float64[Tensor, " k"]]:
+        """For each label, how many times what it sends to a row the row holds."""
+        wide = self.behind.widened(z, system.kept)
+        with torch.no_grad():
+            out = self.behind.forward(wide)
+        slopes = self.behind.row_slopes(wide, system.kept[rows])
+        for candidate in self.labels.tolist():
+            share = (self._pull(out, torch.full((len(z),), candidate, device=z.device)) * slopes).sum(1)
+            yield wanted / torch.where(share == 0, torch.nan, share)
 
     def pulls(
         self, z: Float64[Tensor, "k n"], labels: Int[Tensor, " k"], before: Float64[Tensor, "k o"], system: System
@@ -161,7 +102,7 @@ class ByNumber:
     """For targets that are numbers, or a loss that is not known: whatever a sample sends back from the outputs, its shares
     must lie in the space that the answer allows. That determines it up to its size, which the row gives."""
 
-    behind: _Behind
+    behind: Behind
     kept: Tensor
     pins_values: ClassVar[bool] = False
 
@@ -205,7 +146,7 @@ class ByNumber:
 
 def tail_for(carried: Carried, update: Update, how: Reading, system: System) -> tuple[ByLabel | ByNumber, int]:
     """How candidates at this layer are explained, and the number of the model's outputs; an error says why they cannot be."""
-    behind = _Behind(carried)
+    behind = Behind(carried)
     if how.targets == "numbers":
         if behind.outputs > MOST_OUTPUTS or system.rows - system.rank <= behind.outputs:
             raise CannotRead(
@@ -214,8 +155,24 @@ def tail_for(carried: Carried, update: Update, how: Reading, system: System) -> 
         return ByNumber(behind, system.kept), behind.outputs
     labels = _labels(carried.model, update, behind.outputs).to(system.bias.device)
     parts = _divided_by(how.loss, behind.outputs, system.bias)
-    scale = float(max(1, update.batch_size)) if parts != 1 else 1.0
-    return ByLabel(behind, how.loss, labels, scale, system.kept, is_sure=parts is not None), behind.outputs
+    weights = class_weights(how.loss, behind.outputs, system.bias) if parts is None else None
+    scale = float(max(1, update.batch_size)) if parts == 2 else 1.0
+    tail = ByLabel(behind, how.loss, labels, scale, parts == 2, system.kept, parts is not None, weights)
+    return _scaled(tail, system), behind.outputs
+
+
+def _scaled(tail: ByLabel, system: System) -> ByLabel:
+    """With the factor that rows agree on, where the one that is expected explains none of them."""
+    rows = (system.bias != 0).nonzero()[:, 0]
+    z, wanted = system.products[rows] / system.bias[rows, None], system.bias[rows]
+    if len(rows) == 0 or not bool(z.isfinite().all()):
+        return tail
+    noise = system.rounding * system.sketch[rows].norm(dim=1) / system.sketch.shape[1] ** 0.5
+    _, _, miss = tail.explain(z, rows, wanted, system)
+    if tail.is_sure and bool((miss < row_bound(system, noise / wanted.abs())).any()):
+        return tail
+    factor = agreed(torch.cat(list(tail.ratios(z, rows, wanted, system))))
+    return tail if factor is None else replace(tail, scale=tail.scale / factor, is_sure=True)
 
 
 def _labels(model: nn.Module, update: Update, outputs: int) -> Tensor:

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from qbi.attacks.base import Carried, Reading
+from qbi.attacks.behind import SeesPositions
 from qbi.attacks.certifying import certify
-from qbi.attacks.explaining import ByLabel, ByNumber, SeesPositions, tail_for
+from qbi.attacks.explaining import ByLabel, ByNumber, tail_for
 from qbi.errors import CannotRead
 from qbi.extraction.decoding import (
     cascade,
@@ -106,7 +107,9 @@ def _decode(system: System, sent: Carried, update: Update, how: Reading, gradien
         return _read_of(system, tail, nothing(system, outputs), size)
     except CannotRead:
         found = nothing(system, outputs)
-    if not unmixing or len(found) >= system.rank or not system.tells_samples_apart:
+    # As many independent rows as there are values in a sample: more samples than can be told apart.
+    full = system.rank >= gradient.shape[1]
+    if not unmixing or full or len(found) >= system.rank or not system.tells_samples_apart:
         return _read_of(system, tail, found, size)
     shape = sent.carrier.shape if sent.carrier.columns is None else ()
     try:

@@ -36,6 +36,7 @@ from qbi.auditing.samples import (
     text_samples,
 )
 from qbi.auditing.survey import Survey, probe_of, survey
+from qbi.auditing.threads import fitting_threads
 from qbi.calling import untouched
 from qbi.errors import BadValue, DataError
 from qbi.federation.client import Loss, run_model
@@ -122,8 +123,9 @@ def audit(
         operations_of(traced),
         in_outline(traced),
     )
-    attempts, untested = all_attempts(campaign, wanted, seen.findings, layers, say)
-    result = _assembled(campaign, seen, attempts, [*seen.untested, *untested], say, defences=defences)
+    with fitting_threads(campaign.operations * client.samples):
+        attempts, untested = all_attempts(campaign, wanted, seen.findings, layers, say)
+        result = _assembled(campaign, seen, attempts, [*seen.untested, *untested], say, defences=defences)
     say("done")
     return replace(
         result,
@@ -153,7 +155,8 @@ def _assembled(
     say("predicting other settings")
     curve = None if strongest is None else forecast(campaign, strongest)
     say("trying defences")
-    judges = [a for a in (strongest, _most(attempts, crafted=False)) if a is not None]
+    judges = [a for a in (strongest, _most(attempts, crafted=False)) if a is not None and a.outcome.reads]
+    judges = judges or [a for a in (strongest,) if a is not None]
     after = defended(campaign, judges) if judges and defences and not client.local_steps else ()
     points = budget_points(samples, campaign.seed)
     full = [

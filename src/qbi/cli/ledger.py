@@ -9,7 +9,6 @@ from qbi.cli.common import Json, console
 from qbi.errors import BadValue, number_in
 from qbi.files import check_file, to_json, write_atomically
 
-
 ROUNDING = 1e-9
 """What adding many entries may lose."""
 

@@ -97,5 +97,6 @@ def _apply(traced: Traced, node: fx.Node, given: Mapping[fx.Node, Tensor]) -> Te
         out = getattr(args[0], str(node.target))(*args[1:], **node.kwargs)
     else:
         out = node.target(*args, **node.kwargs)  # type: ignore[operator]
-    assert isinstance(out, Tensor)
+    if not isinstance(out, Tensor):
+        raise TypeError("a shape or several values, and no function of one")
     return out

@@ -1,0 +1,104 @@
+"""Architectures of published packages in small, audited one by one in a process of its own: one line of JSON for each.
+
+    python tests/published.py            all of them
+    python tests/published.py timm       those of one package
+    python tests/published.py "GPT-2"    one
+
+The packages stand in a folder of their own (`make zoo`), which is put on the path in this process only.
+"""
+
+import json
+import logging
+import sys
+import time
+import warnings
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+
+FOLDER = Path(__file__).parents[1] / ".venv" / "zoo"
+OPERATORS = torch.library.Library("torchvision", "DEF")
+"""torchvision's own operators may be missing beside this torch; no model here calls them, but importing it asks for their names."""
+
+PACKAGES = ("timm", "torchvision", "transformers", "monai", "torch_geometric", "peft")
+SIZE, ATTACKS = 8, ("passive", "measured", "one-class")
+
+
+def prepare() -> None:
+    """Make the packages importable in this process."""
+    if FOLDER.exists():
+        sys.path.append(str(FOLDER))
+    for name in ("nms", "qnms"):
+        OPERATORS.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    warnings.filterwarnings("ignore")
+    logging.disable(logging.WARNING)
+
+
+def missing(package: str) -> bool:
+    return find_spec(package) is None and not (FOLDER / package).exists()
+
+
+def audited(name: str) -> dict[str, Any]:
+    """One model's audit, and what an attack by hand gets from the layers of which the audit says that nothing was read."""
+    from by_hand import hands_on
+    from published_models import MODELS
+    from qbi import audit
+    from qbi.auditing import Client
+
+    entry = MODELS[name]
+    torch.manual_seed(0)
+    model = entry.make()
+    started = time.perf_counter()
+    result = audit(
+        model, entry.data, client=Client(SIZE), batches=1, defences=False, attacks=list(ATTACKS), **entry.more
+    )
+    seconds = time.perf_counter() - started
+    trained = {n for n, p in model.named_parameters() if p.requires_grad}
+    shapes = {n: p.dim() for n, p in model.named_parameters()}
+    weights = [n for n in trained if shapes[n] > 1]
+    states = result.accounts
+    silent = {n for o in result.outcomes if o.status == "nothing read" for n in o.parameters}
+    silent = sorted(n for n in silent if shapes.get(n, 0) > 1 and states[n] != "leaks")
+    wrong, untried = hands_on(model, entry.data, silent, SIZE)
+    return {
+        "model": name,
+        "package": entry.package,
+        "status": result.status,
+        "verdict": result.verdict,
+        "loss": result.loss,
+        "complete": set(states) == trained,
+        "layers": len(weights),
+        "leaks": sum(states[n] == "leaks" for n in weights),
+        "nothing_read": sum(states[n] == "nothing read" for n in weights),
+        "not_tested": sum(states[n] == "not tested" for n in weights),
+        "open": {o.layer: o.reason for o in result.outcomes if o.status == "not tested" and set(o.parameters) & set(weights)},
+        "named": sorted({p for o in result.outcomes for p in o.parameters}),
+        "tried_by_hand": len(silent) - len(untried),
+        "wrong": wrong,
+        "untried": untried,
+        "seconds": round(seconds, 1),
+    }
+
+
+def main(wanted: list[str]) -> None:
+    """Print a line for each model that is wanted."""
+    prepare()
+    from published_models import MODELS
+
+    for name, entry in MODELS.items():
+        if wanted and name not in wanted and entry.package not in wanted:
+            continue
+        if missing(entry.package):
+            print(json.dumps({"model": name, "package": entry.package, "missing": entry.package}), flush=True)
+            continue
+        try:
+            found = audited(name)
+        except Exception as problem:
+            found = {"model": name, "package": entry.package, "crash": f"{type(problem).__name__}: {problem}"}
+        print(json.dumps(found), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
