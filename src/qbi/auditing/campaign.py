@@ -80,11 +80,14 @@ class Campaign(Domain):
         except (CannotMount, CannotRead) as problem:
             return Untested(attack.name, finding.name, str(problem))
         try:
-            gain, gains = self._best_gain(mounted)
+            gain, gains, first = self._best_gain(mounted)
             trials = []
             for number in range(self.batches):
                 self.write(mounted, number, gain)
                 trials.append(self.read(mounted, self.answer(mounted, number)))
+            if first is not None and not any(t.recoveries[FAITHFUL].recovered.any() for t in trials):
+                # Rows that read something of the first batch were found on the way: it does not go unsaid.
+                trials[0] = first
         except (CannotMount, CannotRead, BadValue) as problem:
             return Untested(attack.name, finding.name, str(problem))
         carrier = mounted.carrier
@@ -145,23 +148,26 @@ class Campaign(Domain):
         others = self.elsewhere(mounted)
         return read_answer(mounted, answer, self.samples, self.client, self.loss, seed=self.seed, elsewhere=others)
 
-    def _best_gain(self, mounted: Mounted) -> tuple[float, Mapping[float, float]]:
-        """The joint scale at which most is read, so that nothing recovered is no artefact of the scale.
+    def _best_gain(self, mounted: Mounted) -> tuple[float, Mapping[float, float], Trial | None]:
+        """The joint scale at which most is read, so that nothing recovered is no artefact of the scale; and that trial, if it reads.
 
         Too large saturates the loss; too small drowns in the rounding of weight differences. Where the usual one reads everything, or
         something in a first look, no other is tried.
         """
         found: dict[float, float] = {}
+        trials: dict[float, Trial] = {}
         for gain in GAINS:
             rows = generator(self.seed, "gain", device=self.device)
             write(mounted, rows, gain=gain / math.sqrt(mounted.carrier.features))
             try:
-                found[gain] = self.read(mounted, self.answer(mounted, 0)).recoveries[FAITHFUL].recall
+                trials[gain] = self.read(mounted, self.answer(mounted, 0))
+                found[gain] = trials[gain].recoveries[FAITHFUL].recall
             except (CannotRead, BadValue):
                 found[gain] = 0.0
             if found[gain] == 1 or (self.brief and found[gain] > 0):
                 break
-        return max(found, key=lambda g: (found[g], g == GAINS[0])), found
+        best = max(found, key=lambda g: (found[g], g == GAINS[0]))
+        return best, found, trials[best] if found[best] > 0 else None
 
     def _outcome(
         self,
