@@ -7,9 +7,21 @@ CORE := $(VENV)/.core-installed
 DEV := $(VENV)/.dev-installed
 
 test-long: $(DEV)
+	@# Where the packages cannot be had, their tests are skipped and say so.
+	-@$(MAKE) --no-print-directory zoo
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m long
 
-.PHONY: demo test test-long check docs mutants bench clean
+
+# Published packages for tests/test_published.py, in a folder of their own: one that does not match this torch, as torchvision's
+# builds do now and then, must not be importable anywhere else.
+PUBLISHED := torchvision timm transformers monai torch_geometric peft accelerate huggingface_hub
+ZOO := $(VENV)/.zoo-installed
+zoo: $(ZOO)
+$(ZOO): $(DEV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(VENV)/zoo $(PUBLISHED)
+	touch $@
+
+.PHONY: demo test test-long zoo check docs mutants bench clean
 demo: $(CORE)
 	$(BIN)/qbi audit
 

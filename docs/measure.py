@@ -9,6 +9,7 @@ python docs/measure.py audit
 python docs/measure.py federations --data cifar-10-python.tar.gz
 python docs/measure.py saturation --data imagenet
 python docs/measure.py training --data cifar10
+python docs/measure.py zoo
 
 What `qbi bench`, `compare` and `reproduce` write is kept beside them as it is, values rounded.
 """
@@ -18,7 +19,7 @@ from pathlib import Path
 
 from measured.detectors import calibration, detection, longer
 from measured.reading import best_case, learned, saturation
-from measured.running import audits, federations, training
+from measured.running import audits, federations, training, zoo
 
 from qbi.files import to_json, write_atomically
 
@@ -39,6 +40,7 @@ def main() -> None:
         "federations": federations,
         "training": training,
         "saturation": saturation,
+        "zoo": zoo,
     }
     parser.add_argument("what", choices=known)
     parser.add_argument("--data", default="photos")

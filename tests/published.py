@@ -19,19 +19,23 @@ from typing import Any
 import torch
 
 FOLDER = Path(__file__).parents[1] / ".venv" / "zoo"
-OPERATORS = torch.library.Library("torchvision", "DEF")
-"""torchvision's own operators may be missing beside this torch; no model here calls them, but importing it asks for their names."""
+KEPT: list[torch.library.Library] = []
+"""Names of operators hold as long as their library is kept."""
 
 PACKAGES = ("timm", "torchvision", "transformers", "monai", "torch_geometric", "peft")
 SIZE, ATTACKS = 8, ("passive", "measured", "one-class")
 
 
 def prepare() -> None:
-    """Make the packages importable in this process."""
+    """Make the packages importable in this process.
+
+    torchvision's own operators may be missing beside this torch; no model here calls them, but importing it asks for their names.
+    """
     if FOLDER.exists():
         sys.path.append(str(FOLDER))
+    KEPT.append(torch.library.Library("torchvision", "DEF"))
     for name in ("nms", "qnms"):
-        OPERATORS.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        KEPT[0].define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
     warnings.filterwarnings("ignore")
     logging.disable(logging.WARNING)
 
@@ -73,7 +77,9 @@ def audited(name: str) -> dict[str, Any]:
         "leaks": sum(states[n] == "leaks" for n in weights),
         "nothing_read": sum(states[n] == "nothing read" for n in weights),
         "not_tested": sum(states[n] == "not tested" for n in weights),
-        "open": {o.layer: o.reason for o in result.outcomes if o.status == "not tested" and set(o.parameters) & set(weights)},
+        "open": {
+            o.layer: o.reason for o in result.outcomes if o.status == "not tested" and set(o.parameters) & set(weights)
+        },
         "named": sorted({p for o in result.outcomes for p in o.parameters}),
         "tried_by_hand": len(silent) - len(untried),
         "wrong": wrong,

@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-
 DRAWS = torch.Generator().manual_seed(0)
 COUNT, CLASSES = 48, 4
 IMAGES = torch.randn(COUNT, 3, 32, 32, generator=DRAWS)
@@ -119,7 +118,7 @@ def residual() -> nn.Module:
 
 def regular() -> nn.Module:
     timm = import_module("timm.models.regnet")
-    made: nn.Module = timm.RegNet(timm.RegNetCfg(depth=5, w0=8, wa=8.0, wm=2.0, group_size=4), num_classes=CLASSES)
+    made: nn.Module = timm.RegNet(timm.RegNetCfg(depth=8, w0=8, wa=6.0, wm=1.5, group_size=4), num_classes=CLASSES)
     return made
 
 
@@ -146,38 +145,121 @@ def inception() -> nn.Module:
 
 VIT = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "num_classes": CLASSES}
 MODELS = {
-    "ViT": Entry("timm", of("timm", "models.vision_transformer.VisionTransformer", depth=2, num_heads=2, **VIT), PICTURES),
+    "ViT": Entry(
+        "timm", of("timm", "models.vision_transformer.VisionTransformer", depth=2, num_heads=2, **VIT), PICTURES
+    ),
     "MLP-Mixer": Entry("timm", of("timm", "models.mlp_mixer.MlpMixer", num_blocks=2, **VIT), PICTURES),
-    "ConvNeXt": Entry("timm", of("timm", "models.convnext.ConvNeXt", num_classes=CLASSES, depths=(1, 1, 1, 1), dims=(8, 8, 16, 16)), PICTURES),
-    "Swin": Entry("timm", of("timm", "models.swin_transformer.SwinTransformer", img_size=32, patch_size=4, window_size=4, embed_dim=16, depths=(1, 1), num_heads=(2, 2), num_classes=CLASSES), PICTURES),
+    "ConvNeXt": Entry(
+        "timm",
+        of("timm", "models.convnext.ConvNeXt", num_classes=CLASSES, depths=(1, 1, 1, 1), dims=(8, 8, 16, 16)),
+        PICTURES,
+    ),
+    "Swin": Entry(
+        "timm",
+        of(
+            "timm",
+            "models.swin_transformer.SwinTransformer",
+            img_size=32,
+            patch_size=4,
+            window_size=4,
+            embed_dim=16,
+            depths=(1, 1),
+            num_heads=(2, 2),
+            num_classes=CLASSES,
+        ),
+        PICTURES,
+    ),
     "ResNet": Entry("timm", residual, PICTURES),
     "RegNet": Entry("timm", regular, PICTURES),
-    "ConvMixer": Entry("timm", of("timm", "models.convmixer.ConvMixer", 16, 2, kernel_size=3, patch_size=4, num_classes=CLASSES), PICTURES),
-    "MobileNetV2": Entry("torchvision", of("torchvision", "models.MobileNetV2", CLASSES, 0.25, [[1, 16, 1, 1], [4, 24, 1, 2]], dropout=0.0), PICTURES),
+    "ConvMixer": Entry(
+        "timm",
+        of("timm", "models.convmixer.ConvMixer", 16, 2, kernel_size=3, patch_size=4, num_classes=CLASSES),
+        PICTURES,
+    ),
+    "MobileNetV2": Entry(
+        "torchvision",
+        of("torchvision", "models.MobileNetV2", CLASSES, 0.25, [[1, 16, 1, 1], [4, 24, 1, 2]], dropout=0.0),
+        PICTURES,
+    ),
     "MobileNetV3": Entry("torchvision", mobile, PICTURES),
     "DenseNet": Entry("torchvision", of("torchvision", "models.DenseNet", 8, (2, 2), 8, num_classes=CLASSES), PICTURES),
     "ShuffleNetV2": Entry("torchvision", shuffled, PICTURES),
     "SqueezeNet": Entry("torchvision", of("torchvision", "models.SqueezeNet", "1_1", CLASSES, 0.0), PICTURES),
     "EfficientNet": Entry("torchvision", efficient, PICTURES),
     "GoogLeNet": Entry("torchvision", inception, PICTURES),
-    "torchvision's ViT": Entry("torchvision", of("torchvision", "models.VisionTransformer", 32, 8, 1, 2, 32, 64, num_classes=CLASSES), PICTURES),
+    "torchvision's ViT": Entry(
+        "torchvision", of("torchvision", "models.VisionTransformer", 32, 8, 1, 2, 32, 64, num_classes=CLASSES), PICTURES
+    ),
     "BERT": Entry("transformers", hugging("Bert"), {"input_ids": TOKENS, "token_type_ids": KINDS, "labels": LABELS}),
     "RoBERTa": Entry("transformers", hugging("Roberta"), WORDS),
     "ALBERT": Entry("transformers", hugging("Albert", embedding_size=16), WORDS),
     "DistilBERT": Entry("transformers", hugging("DistilBert", dim=32, hidden_dim=48, n_layers=2, n_heads=2), WORDS),
     "ELECTRA": Entry("transformers", hugging("Electra", embedding_size=16), WORDS),
     "GPT-2": Entry("transformers", hugging("GPT2", n_embd=32, n_layer=2, n_head=2), WORDS),
-    "GPT-2 as a language model": Entry("transformers", hugging("GPT2", "LMHeadModel", n_embd=32, n_layer=2, n_head=2), {"input_ids": TOKENS, "labels": TOKENS}),
+    "GPT-2 as a language model": Entry(
+        "transformers",
+        hugging("GPT2", "LMHeadModel", n_embd=32, n_layer=2, n_head=2),
+        {"input_ids": TOKENS, "labels": TOKENS},
+    ),
     "Llama": Entry("transformers", hugging("Llama"), WORDS),
     "Mixtral": Entry("transformers", hugging("Mixtral", num_local_experts=2), WORDS),
-    "T5": Entry("transformers", hugging("T5", d_model=32, d_kv=16, d_ff=48, num_layers=1, num_decoder_layers=1, num_heads=2, eos_token_id=1), {"input_ids": torch.cat([TOKENS, torch.ones(COUNT, 1, dtype=torch.long)], 1), "labels": LABELS}),
-    "Mamba": Entry("transformers", hugging("Mamba", "ForCausalLM", state_size=4), {"input_ids": TOKENS, "labels": TOKENS}),
-    "Hugging Face's ViT": Entry("transformers", hugging("ViT", "ForImageClassification", image_size=32, patch_size=8), {"pixel_values": IMAGES, "labels": LABELS}),
-    "Wav2Vec2": Entry("transformers", hugging("Wav2Vec2", conv_dim=(8, 8), conv_stride=(5, 4), conv_kernel=(10, 8), num_feat_extract_layers=2, num_conv_pos_embeddings=4, num_conv_pos_embedding_groups=2, mask_time_prob=0.0, layerdrop=0.0, classifier_proj_size=16), {"input_values": SOUND, "labels": LABELS}),
-    "MONAI's Regressor": Entry("monai", of("monai", "networks.nets.Regressor", (1, 16, 16), (1,), (4, 8), (2, 2)), (SLICES, torch.randn(COUNT, 1, generator=DRAWS))),
-    "MONAI's Classifier": Entry("monai", of("monai", "networks.nets.Classifier", (1, 16, 16), CLASSES, (4, 8), (2, 2)), (SLICES, LABELS)),
-    "UNet": Entry("monai", of("monai", "networks.nets.UNet", 2, 1, 3, (4, 8), (2,), num_res_units=1), (SLICES, (SLICES[:, 0] > 0).long())),
-    "SegResNet": Entry("monai", of("monai", "networks.nets.SegResNet", 2, 8, 1, 3, blocks_down=(1, 1), blocks_up=(1,)), (SLICES, (SLICES[:, 0] > 0).long())),
+    "T5": Entry(
+        "transformers",
+        hugging(
+            "T5",
+            d_model=32,
+            d_kv=16,
+            d_ff=48,
+            num_layers=1,
+            num_decoder_layers=1,
+            num_heads=2,
+            eos_token_id=1,
+            decoder_start_token_id=0,
+        ),
+        {"input_ids": torch.cat([TOKENS, torch.ones(COUNT, 1, dtype=torch.long)], 1), "labels": LABELS},
+    ),
+    "Mamba": Entry(
+        "transformers", hugging("Mamba", "ForCausalLM", state_size=4), {"input_ids": TOKENS, "labels": TOKENS}
+    ),
+    "Hugging Face's ViT": Entry(
+        "transformers",
+        hugging("ViT", "ForImageClassification", image_size=32, patch_size=8),
+        {"pixel_values": IMAGES, "labels": LABELS},
+    ),
+    "Wav2Vec2": Entry(
+        "transformers",
+        hugging(
+            "Wav2Vec2",
+            conv_dim=(8, 8),
+            conv_stride=(5, 4),
+            conv_kernel=(10, 8),
+            num_feat_extract_layers=2,
+            num_conv_pos_embeddings=4,
+            num_conv_pos_embedding_groups=2,
+            mask_time_prob=0.0,
+            layerdrop=0.0,
+            classifier_proj_size=16,
+        ),
+        {"input_values": SOUND, "labels": LABELS},
+    ),
+    "MONAI's Regressor": Entry(
+        "monai",
+        of("monai", "networks.nets.Regressor", (1, 16, 16), (1,), (4, 8), (2, 2)),
+        (SLICES, torch.randn(COUNT, 1, generator=DRAWS)),
+    ),
+    "MONAI's Classifier": Entry(
+        "monai", of("monai", "networks.nets.Classifier", (1, 16, 16), CLASSES, (4, 8), (2, 2)), (SLICES, LABELS)
+    ),
+    "UNet": Entry(
+        "monai",
+        of("monai", "networks.nets.UNet", 2, 1, 3, (4, 8), (2,), num_res_units=1),
+        (SLICES, (SLICES[:, 0] > 0).long()),
+    ),
+    "SegResNet": Entry(
+        "monai",
+        of("monai", "networks.nets.SegResNet", 2, 8, 1, 3, blocks_down=(1, 1), blocks_up=(1,)),
+        (SLICES, (SLICES[:, 0] > 0).long()),
+    ),
     "GCN": Entry("torch_geometric", lambda: Graph("GCNConv"), (NODES, LABELS)),
     "GraphSAGE": Entry("torch_geometric", lambda: Graph("SAGEConv"), (NODES, LABELS)),
     "TAG": Entry("torch_geometric", lambda: Graph("TAGConv"), (NODES, LABELS)),

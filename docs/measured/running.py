@@ -109,3 +109,16 @@ def training(data: str) -> dict[str, Any]:
     jobs = 10 if device == "cuda" else 1
     made = full_form(images, device, jobs=jobs, done=lambda seeds: print(f"{seeds} of 10 seeds", flush=True))
     return {"provenance": where} | made
+
+
+def zoo(_data: str) -> dict[str, Any]:
+    """Audits of published architectures in small, a row for each, and how many of their linear layers stay untested."""
+    tests = Path(__file__).parents[2] / "tests"
+    out = subprocess.run([sys.executable, tests / "published.py"], capture_output=True, text=True, check=True)
+    lines = [json.loads(line) for line in out.stdout.splitlines() if line.startswith("{")]
+    kept = ("model", "package", "status", "layers", "leaks", "nothing_read", "not_tested", "tried_by_hand", "seconds")
+    rows = [{key: line[key] for key in kept} for line in lines if "layers" in line]
+    total = {key: sum(row[key] for row in rows) for key in kept[3:-1]}
+    refuted = sum(len(line.get("wrong", {})) for line in lines)
+    crashes = [line["model"] for line in lines if "crash" in line]
+    return {"models": rows, "total": total, "refuted_by_hand": refuted, "crashes": crashes}

@@ -20,7 +20,7 @@ from qbi.errors import BadValue, CannotMount, CannotRead
 from qbi.metrics import EXACT, FAITHFUL, THRESHOLDS, mean_interval, mean_leakage
 from qbi.randomness import generator
 
-GAINS = (1.0, 0.01, 100.0)
+GAINS = (1.0, 0.01, 100.0, 10.0)
 """Joint scales of weights and bias that are tried, in units of 1/√M, the usual one first."""
 
 LARGE = 3 * 64 * 64
