@@ -76,6 +76,21 @@ class Shortfall:
 
 
 @dataclass(frozen=True)
+class NormBehind:
+    """A batch norm that a layer's products go into, alone or beside other channels."""
+
+    layer: str
+    start: int = 0
+    """The first of its channels that are the layer's rows."""
+    others: tuple[tuple[str, int], ...] = ()
+    """Further norms that see the same products, and where: a server puts their scale to zero there."""
+
+    def channels(self, rows: int) -> slice:
+        """Where the layer's rows stand in the norm."""
+        return slice(self.start, self.start + rows)
+
+
+@dataclass(frozen=True)
 class Carrier:
     """Where the sample stands in the layer's `width` input features, and the steps it went through."""
 
@@ -101,7 +116,7 @@ class Carrier:
 
     reference: Float[Tensor, " w"] | None = field(default=None, repr=False)
     """Where the layer has no bias: a combination of its inputs that is about one for every sample, and stands in for it."""
-    norm: str | None = None
+    norm: NormBehind | None = None
     """A batch norm right behind the layer, of which only the subtraction of the mean is left: values are those minus the batch's mean."""
     senders: Int[Tensor, " t"] | None = field(default=None, repr=False)
     """Which of the positions that the layer sees of a sample send gradients; all, if not given."""

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from qbi.attacks.base import Attack, Carried, Mounted
 from qbi.attacks.heads import is_asleep, wake_head
-from qbi.carrier import Carrier, Cause
+from qbi.carrier import Carrier, Cause, NormBehind
 from qbi.errors import BadValue, CannotMount
 from qbi.finite import is_finite
 from qbi.routing.carry import DEFAULT_SHIFT, carry_to
@@ -135,7 +135,7 @@ def write(mounted: Mounted, generator: torch.Generator, *, gain: float | None = 
         if target.bias is not None:
             target.bias.copy_(rows.bias).mul_(scale)
         if carrier.norm is not None:
-            _subdue(mounted.model.get_submodule(carrier.norm), target, rows.bias * scale)
+            _subdue(mounted.model, carrier.norm, target, rows.bias * scale)
     wake_head(mounted)
     mounted.attack.set_behind(mounted)
 
@@ -144,15 +144,21 @@ SUBDUED = 1e-3
 """Spread of a row's outputs, in units of √ε, at which a batch norm does no more than take the mean off."""
 
 
-def _subdue(norm: nn.Module, target: nn.Linear, bias: Tensor) -> None:
+def _subdue(model: nn.Module, behind: NormBehind, target: nn.Linear, bias: Tensor) -> None:
     """Make the rows small against a batch norm's ε, and its scale large: what comes out is as without the norm, minus the mean."""
+    norm = model.get_submodule(behind.layer)
     assert isinstance(norm, nn.modules.batchnorm._BatchNorm)
     small = SUBDUED * norm.eps**0.5
     target.weight.mul_(small)
     if target.bias is not None:
         target.bias.zero_()
-    norm.weight.fill_(1 / SUBDUED)
-    norm.bias.copy_(bias)
+    own = behind.channels(len(bias))
+    norm.weight[own].fill_(1 / SUBDUED)
+    norm.bias[own].copy_(bias)
+    for name, start in behind.others:
+        other = model.get_submodule(name)
+        assert isinstance(other, nn.modules.batchnorm._BatchNorm)
+        other.weight[start : start + len(bias)].zero_()
 
 
 def choose_target(traced: Traced, wanted: str | None, *, strict: bool = True) -> str:

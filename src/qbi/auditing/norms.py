@@ -12,26 +12,28 @@ import torch
 from torch import Tensor, nn
 
 from qbi.calling import call_with
+from qbi.carrier import NormBehind
 
 BatchNorm = nn.modules.batchnorm._BatchNorm
 
 
-def norm_behind(model: nn.Module, layer: str, inputs: tuple[Tensor, ...]) -> str | None:
+def norm_behind(model: nn.Module, layer: str, inputs: tuple[Tensor, ...]) -> NormBehind | None:
     """The batch norm that a layer's output goes straight into, if its scale and shift are trained.
 
     >>> model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2))
-    >>> norm_behind(model, "0", (torch.rand(5, 3),))
+    >>> norm_behind(model, "0", (torch.rand(5, 3),)).layer
     '1'
     """
     norms: dict[nn.Module, str] = {m: n for n, m in model.named_modules() if isinstance(m, BatchNorm) and _is_usable(m)}
     if not norms:
         return None
     last: list[Tensor] = []
-    found: list[str] = []
+    found: list[tuple[str, int]] = []
 
     def before_norm(module: nn.Module, given: tuple[Any, ...]) -> None:
-        if last and not found and _is_same(last[-1], given[0]):
-            found.append(norms[module])
+        start = _place(last[-1], given[0]) if last else None
+        if start is not None:
+            found.append((norms[module], start))
 
     hooks = [m.register_forward_pre_hook(before_norm) for m in norms]
     hooks.append(model.get_submodule(layer).register_forward_hook(lambda _m, _i, out: last.append(out.detach())))
@@ -43,17 +45,22 @@ def norm_behind(model: nn.Module, layer: str, inputs: tuple[Tensor, ...]) -> str
     finally:
         for hook in hooks:
             hook.remove()
-    return found[0] if found and len(last) == 1 else None
+    return NormBehind(*found[0], tuple(found[1:])) if found and len(last) == 1 else None
 
 
 def _is_usable(norm: Any) -> bool:
     return bool(norm.affine and norm.weight.requires_grad and norm.bias.requires_grad and norm.training)
 
 
-def _is_same(products: Tensor, given: Tensor) -> bool:
-    """Whether a norm's input is the layer's output, its channels moved to the front."""
-    if products.numel() != given.numel() or given.dim() < 2 or products.shape[-1] != given.shape[1]:
-        return False
-    ours = products.reshape(-1, products.shape[-1])
+def _place(products: Tensor, given: Tensor) -> int | None:
+    """Where in a norm's channels a layer's products stand, moved to the front; None where they do not."""
+    rows = products.shape[-1]
+    if given.dim() < 2 or given.shape[1] < rows or products.numel() * given.shape[1] != given.numel() * rows:
+        return None
+    ours = products.reshape(-1, rows)
     theirs = given.movedim(1, -1).reshape(-1, given.shape[1])
-    return torch.allclose(ours, theirs, rtol=1e-4, atol=1e-6)
+    first = torch.isclose(theirs, ours[:, :1], rtol=1e-4, atol=1e-6).all(0)
+    for start in first[: given.shape[1] - rows + 1].nonzero()[:, 0].tolist():
+        if torch.allclose(ours, theirs[:, start : start + rows], rtol=1e-4, atol=1e-6):
+            return int(start)
+    return None

@@ -172,7 +172,7 @@ class AuditResult:
     trained: tuple[str, ...]
     """Names of all trained parameters."""
     parts: Mapping[str, int]
-    """Of how many linear maps a parameter is made, where that is more than one."""
+    """Of how many linear maps a parameter is made, where that is more than one; of many that are alike, how many must have been tried."""
     origins: Mapping[str, tuple[str, ...]]
     """For weights that were put together from others (a weight norm's): the parameters that are trained in their place."""
     threshold: Threshold

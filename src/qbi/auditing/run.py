@@ -22,6 +22,7 @@ from qbi.auditing.effortless import side_readings
 from qbi.auditing.finding import Untested
 from qbi.auditing.forecast import forecast
 from qbi.auditing.gallery import make_gallery
+from qbi.auditing.leftovers import MOST_PARTS
 from qbi.auditing.losses import check_value, choose_loss
 from qbi.auditing.plain import plain
 from qbi.auditing.remedies import advise, defended
@@ -190,7 +191,7 @@ def _assembled(
         doubts=find_doubts(findings, judged, untested, trials, traced, samples, client, campaign.batches),
         gallery=Gallery() if strongest is None else make_gallery(strongest.trials[0], strongest.mounted, samples),
         trained=seen.uses.trained,
-        parts={s.weight: s.groups for s in seen.uses.sites if s.groups > 1},
+        parts={s.weight: min(s.groups, MOST_PARTS) for s in seen.uses.sites if s.groups > 1},
         origins={},
         threshold=RECOGNISABLE,
         seed=campaign.seed,

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from qbi.carrier import Carrier, Normalised
+from qbi.carrier import Carrier, Normalised, NormBehind
 from qbi.errors import CannotRead
 from qbi.extraction.normalisation import PublicStatistics, undo
 from qbi.finite import is_finite
@@ -89,19 +89,20 @@ def layer_gradients(layer: str, update: Update, reference: Tensor | None = None)
     return rows, (rows.double() @ reference.to(rows.device).double()).to(rows.dtype)
 
 
-def shift_gradients(layer: str, norm: str, sent: nn.Module, update: Update) -> tuple[Tensor, Tensor]:
+def shift_gradients(layer: str, norm: NormBehind, sent: nn.Module, update: Update) -> tuple[Tensor, Tensor]:
     """The gradients of a layer's rows, and in the place of its biases' those of the shift of a batch norm behind it.
 
     What comes back to a row is that of the shift times γ/√ε, where the row's variance is far below ε.
     """
-    rows, shift = f"{layer}.weight", f"{norm}.bias"
+    rows, shift = f"{layer}.weight", f"{norm.layer}.bias"
     for name in (rows, shift):
         if name not in update.gradients:
             raise CannotRead(f"{name}: the update has no gradient of this name; was this layer trained?")
-    behind = sent.get_submodule(norm)
+    behind = sent.get_submodule(norm.layer)
     assert isinstance(behind, nn.modules.batchnorm._BatchNorm)
-    scale = behind.weight.detach() / behind.eps**0.5
-    return update.gradients[rows], update.gradients[shift] * scale.to(update.gradients[shift])
+    own = norm.channels(len(update.gradients[rows]))
+    scale = behind.weight.detach()[own] / behind.eps**0.5
+    return update.gradients[rows], update.gradients[shift][own] * scale.to(update.gradients[shift])
 
 
 def restored(
