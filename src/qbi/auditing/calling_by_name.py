@@ -9,6 +9,17 @@ from torch import nn
 from qbi.errors import BadValue
 
 
+def by_place(model: nn.Module) -> nn.Module:
+    """The model, whose inputs come without names; refused where it takes some by name only."""
+    taken = inspect.signature(type(model).forward).parameters.values()
+    named = [p.name for p in taken if p.kind is inspect.Parameter.KEYWORD_ONLY and p.default is inspect.Parameter.empty]
+    if named:
+        raise BadValue(
+            f"data: the model takes {', '.join(named)} by name only; give a dictionary with an entry for each, and labels."
+        )
+    return model
+
+
 def by_name(model: nn.Module, names: Sequence[str]) -> nn.Module:
     """Let a model, which is changed, take its inputs in the order of these names.
 

@@ -29,6 +29,11 @@ class Client:
     precision: Precision = "float32"
 
     def __post_init__(self) -> None:
+        if self.batch_size == 1:
+            raise BadValue(
+                "client: batches of 1 are not audited: a single sample is read from every row of a linear layer with a bias, whatever "
+                "the model. Give 2 or more."
+            )
         if self.batch_size < 2 or self.local_steps < 0:
             raise BadValue(
                 f"client: batches of {self.batch_size}, {self.local_steps} local steps; batches need 2, steps 0 or more."

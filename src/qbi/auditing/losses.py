@@ -18,7 +18,7 @@ NAMED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 ON_INPUTS = "reconstruction"
 NEXT = "next token"
-OWN = "the model's own"
+OWN = "own"
 IGNORED = -100
 """A label of torch's and of language models that counts for nothing."""
 
@@ -36,14 +36,18 @@ def choose_loss(wanted: "str | Loss", output: Tensor, inputs: Tensor, targets: T
     if wanted == "auto":
         wanted = _fitting(output, inputs, targets)
     if wanted == OWN:
-        return _own, targets, OWN
+        if output.dim():
+            raise BadValue(
+                f"--loss own: the model returns {tuple(output.shape)} and no loss when it is given its targets; say --loss auto."
+            )
+        return _own, targets, "the model's own"
     if wanted == ON_INPUTS:
         return NAMED["mse"], inputs, "mse (reconstruction)"
     if wanted == NEXT:
         return _next_token, targets, "cross-entropy (next token)"
     if wanted not in NAMED:
         raise BadValue(
-            f"--loss: no loss is called {wanted!r}; there are auto, {', '.join(NAMED)}, {ON_INPUTS}, or module:function."
+            f"--loss: no loss is called {wanted!r}; there are auto, {', '.join(NAMED)}, {ON_INPUTS}, {OWN}, or module:function."
         )
     return _checked(wanted, output, targets)
 

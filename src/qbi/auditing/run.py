@@ -13,7 +13,7 @@ import qbi
 from qbi.attacks.registry import BY_DEFAULT, select
 from qbi.auditing.attempts import Progress, all_attempts
 from qbi.auditing.bounds import budget_points
-from qbi.auditing.calling_by_name import by_name
+from qbi.auditing.calling_by_name import by_name, by_place
 from qbi.auditing.campaign import Attempt, Campaign
 from qbi.auditing.client import Client
 from qbi.auditing.domain import operations_of
@@ -23,7 +23,7 @@ from qbi.auditing.finding import Untested
 from qbi.auditing.forecast import forecast
 from qbi.auditing.gallery import make_gallery
 from qbi.auditing.leftovers import MOST_PARTS
-from qbi.auditing.losses import check_value, choose_loss
+from qbi.auditing.losses import OWN, check_value, choose_loss
 from qbi.auditing.plain import plain
 from qbi.auditing.remedies import advise, defended
 from qbi.auditing.result import AuditResult, Gallery
@@ -35,6 +35,7 @@ from qbi.auditing.samples import (
     mapped_samples,
     tensor_samples,
     text_samples,
+    with_targets,
 )
 from qbi.auditing.survey import Survey, probe_of, survey
 from qbi.auditing.threads import fitting_threads
@@ -76,7 +77,7 @@ def audit(
             targets under `labels`), a `Dataset` or `DataLoader` of pairs, or prepared `Samples`.
         attacks: keys of the registry, or "all"; `layers`: "most exposed", "all", or one layer's name.
         client: batch size, local steps, precision.
-        loss: "auto", a name, or a function of outputs and targets.
+        loss: "auto", a name, a function of outputs and targets, or "own" for a model that takes its targets and returns its loss.
         batches: how many to try, each with fresh rows.
         auxiliary: samples of the domain for attacks that tune their rows; without it, samples of `data` that are in no batch.
         defences: whether to try defences on the strongest attack.
@@ -99,11 +100,11 @@ def audit(
     client = client or Client()
     if batches < 1:
         raise BadValue(f"audit: {batches} batches; at least one is needed.")
-    samples = as_samples(data)
+    samples = as_samples(data) if loss != OWN else with_targets(as_samples(data))
     _check_data(samples, client)
     written = plain(model)
     sent = written.model.to(device).train()
-    sent = by_name(sent, samples.names) if samples.names else sent
+    sent = by_name(sent, samples.names) if samples.names else by_place(sent)
     _check_parameters(sent)
     probe = probe_of(tuple(part.to(device) for part in samples.inputs))
     say("looking into the model")
@@ -255,7 +256,7 @@ def _prepared_loss(
     returned = next((traced.values[n] for n in traced.graph.nodes if n.op == "output"), None)
     output = returned if traced.how == "fx" and isinstance(returned, Tensor) else _run(traced.model, probe)
     value, targets, name = choose_loss(wanted, _like(output, len(samples)), samples.inputs[0], samples.targets)
-    check_value(value, output, targets[: len(output)].to(device))
+    check_value(value, output, targets[: len(probe[0])].to(device))
     return value, replace(samples, targets=targets), name
 
 

@@ -1,7 +1,7 @@
 """The user's data as a model takes them, and the way back to pictures and words."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,8 @@ class Samples:
     vocabulary: tuple[str, ...] = field(default=(), repr=False)
     names: tuple[str, ...] = ()
     """What the model calls its inputs, where they came in a dictionary."""
+    label: str = "labels"
+    """What it calls its targets, where it takes them to return its loss."""
 
     def __len__(self) -> int:
         return len(self.targets)
@@ -91,7 +93,14 @@ def mapped_samples(data: Mapping[str, Any]) -> Samples:
     inputs, targets = as_tensors(data)
     parts = inputs if isinstance(inputs, tuple) else (inputs,)
     target = next((name for name in TARGETS if name in data), None)
-    return tensor_samples(parts, targets, names=tuple(n for n in data if n != target))
+    found = tensor_samples(parts, targets, names=tuple(n for n in data if n != target))
+    return found if target is None else replace(found, label=target)
+
+
+def with_targets(samples: Samples) -> Samples:
+    """The same for a model that takes its targets among its inputs, the last of them."""
+    names = (*samples.names, samples.label) if samples.names else ()
+    return replace(samples, inputs=(*samples.inputs, samples.targets), names=names)
 
 
 MOST_TAKEN = 2000

@@ -151,7 +151,7 @@ def read_answer(
     others = None if elsewhere is None else _truth(mounted, elsewhere, samples, exact=exact)
     candidates = _read(mounted, update, samples, how, exact=exact)
     read = candidates.samples
-    unit, span = _units(truth, samples, exact=exact)
+    unit, span = _units(truth, samples, mounted.carrier.source, exact=exact)
     compared = (read, truth) if unit is None else (read / unit, truth / unit)
     recoveries = match(*compared, data_range=span)
     shown = torch.zeros_like(truth)
@@ -184,11 +184,11 @@ FINEST = 2.0**-17
 """Spreads below this share of a feature's size are rounding: nothing can be read of them, and nothing is asked."""
 
 
-def _units(truth: Tensor, samples: Samples, *, exact: bool) -> tuple[Tensor | None, float]:
+def _units(truth: Tensor, samples: Samples, source: int, *, exact: bool) -> tuple[Tensor | None, float]:
     """What errors are measured in: pixels for images; for all else each feature's spread in the data, so that scale changes no verdict."""
     if exact and samples.images is not None:
         return None, samples.data_range
-    whole = flat(samples.inputs[0]).float().cpu() if exact else truth.float()
+    whole = flat(samples.inputs[source]).float().cpu() if exact else truth.float()
     spread = whole.std(0) if len(whole) > 1 else torch.zeros(whole.shape[1])
     return torch.maximum(spread, FINEST * whole.abs().amax(0)).clamp_min(1e-30).to(truth), SPAN
 
