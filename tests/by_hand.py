@@ -20,7 +20,56 @@ MOST = 4096
 """Vectors that are compared, at most."""
 
 CONVOLUTIONS = {torch.conv1d: 1, torch.conv2d: 2, torch.conv3d: 3, F.conv1d: 1, F.conv2d: 2, F.conv3d: 3}
+TRANSPOSED = (torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d)
 TURNED = (torch.matmul, Tensor.matmul, Tensor.__matmul__, Tensor.mm, torch.mm)
+
+
+LINEAR = {
+    "linear",
+    "matmul",
+    "__matmul__",
+    "mm",
+    "addmm",
+    "bmm",
+    "einsum",
+    "multi_head_attention_forward",
+    "_weight_norm",
+}
+LINEAR |= {f"conv{sides}d" for sides in (1, 2, 3)} | {f"conv_transpose{sides}d" for sides in (1, 2, 3)}
+LINEAR |= {"grouped_mm", "_grouped_mm"}
+
+
+VIEWS = (Tensor.transpose, Tensor.t, Tensor.__getitem__, Tensor.permute, Tensor.reshape, Tensor.view)
+
+
+class Told(TorchFunctionMode):
+    """The names of the operations that each parameter goes into."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.names = {id(p): n for n, p in model.named_parameters()}
+        self.used: dict[str, set[str]] = {}
+        self.kept: list[Tensor] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for value in (*args, *(kwargs or {}).values()):
+            if id(value) in self.names:
+                self.used.setdefault(self.names[id(value)], set()).add(getattr(func, "__name__", ""))
+        out = func(*args, **(kwargs or {}))
+        if isinstance(out, Tensor) and args and id(args[0]) in self.names and func in VIEWS:
+            self.names[id(out)] = self.names[id(args[0])]
+            self.kept.append(out)
+        return out
+
+
+def linear_weights(model: nn.Module, data: Any) -> list[str]:
+    """Trained weights of linear layers: those that meet something in a product, whatever module they stand in."""
+    inputs, _ = cut(data, slice(0, 4))
+    model = copy.deepcopy(model).train()
+    with Told(model) as told:
+        _ = model(**inputs) if isinstance(inputs, dict) else model(*inputs)
+    own = dict(model.named_parameters())
+    return [n for n, said in told.used.items() if said & LINEAR and own[n].dim() > 1 and own[n].requires_grad]
 
 
 class Caught(TorchFunctionMode):
@@ -53,9 +102,21 @@ class Caught(TorchFunctionMode):
         elif func in TURNED and args[1] is self.weight and self.weight.dim() == 2:
             self.turned = True
             self._note(args[0], out, None)
+        elif func is F.multi_head_attention_forward:
+            self._packed(out[0], args, kwargs)
+        elif func in TRANSPOSED and kwargs.get("groups", args[6] if len(args) > 6 else 1) == 1:
+            self.turned = True
+            self._note(given.movedim(1, -1), given.movedim(1, -1), None)
         elif isinstance(out, Tensor):
             self.strange.append(getattr(func, "__name__", str(func)))
         return out
+
+    def _packed(self, out: Tensor, args: Any, kwargs: Any) -> None:
+        """Self-attention: the packed projections meet what comes in. What the last one meets is not seen from here."""
+        if self.weight is args[5]:
+            self._note(args[0], out, args[6])
+        else:
+            self.strange.append("attention")
 
     def _note(self, vectors: Tensor, out: Tensor, bias: Tensor | None) -> None:
         self.vectors.append(vectors.detach().reshape(-1, vectors.shape[-1]))
@@ -113,21 +174,23 @@ def run(model: nn.Module, batch: Any, weight: Tensor) -> Caught:
 def read(model: nn.Module, name: str, mine: Any, others: Any, gain: float) -> tuple[int, str]:
     """How many vectors of a batch are read through a weight that a guess would miss; and why it could not be tried, if so."""
     model = copy.deepcopy(model)
-    weight = model.get_parameter(name)
+    weight = dict(model.named_parameters()).get(name)
+    if weight is None:
+        return 0, "a weight that is put together from others"
     known_pass = run(model, others, weight)
     if known_pass.strange or not known_pass.vectors:
         return 0, f"used in {', '.join(known_pass.strange)}" if known_pass.strange else "never used"
     known = _of_senders(known_pass)
-    rows = weight.detach().T if known_pass.turned else weight.detach().flatten(1)
+    rows = weight.detach().flatten(1).T if known_pass.turned else weight.detach().flatten(1)
     craft(weight, known_pass, known, rows.shape, gain)
     caught = run(model, mine, weight)
     if weight.grad is None:
         return 0, "no gradient"
     arrived = _of_senders(caught)
-    gradient = weight.grad.T if caught.turned else weight.grad.flatten(1)
+    gradient = weight.grad.flatten(1).T if caught.turned else weight.grad.flatten(1)
     each, count = rows.shape[1], len(rows) // caught.parts
     hits = 0
-    for part in range(min(caught.parts, 4)):
+    for part in range(caught.parts):
         span, own = slice(part * each, (part + 1) * each), slice(part * count, (part + 1) * count)
         bias = caught.bias.grad[own] if caught.bias is not None and caught.bias.grad is not None else None
         hits = max(hits, compare(gradient[own], bias, arrived[:, span], known[:, span]))
@@ -153,7 +216,7 @@ def craft(weight: Tensor, met: Caught, known: Tensor, shape: torch.Size, gain: f
         shifts.append(-shift)
     with torch.no_grad():
         made = torch.cat(rows)
-        weight.copy_(made.T if met.turned else made.reshape(weight.shape))
+        weight.copy_((made.T if met.turned else made).reshape(weight.shape))
         if met.bias is not None:
             met.bias.copy_(torch.cat(shifts))
 
@@ -199,7 +262,7 @@ def hands_on(model: nn.Module, data: Any, weights: list[str], size: int) -> tupl
     mine, others = cut(data, slice(0, size)), cut(data, slice(size, None))
     found, untried = {}, {}
     for name in weights:
-        for gain in (1.0, 30.0):
+        for gain in (1.0, 10.0, 100.0):
             hits, why = read(model, name, mine, others, gain)
             if hits:
                 found[name] = max(hits, found.get(name, 0))

@@ -46,7 +46,7 @@ def missing(package: str) -> bool:
 
 def audited(name: str) -> dict[str, Any]:
     """One model's audit, and what an attack by hand gets from the layers of which the audit says that nothing was read."""
-    from by_hand import hands_on
+    from by_hand import hands_on, linear_weights
     from published_models import MODELS
     from qbi import audit
     from qbi.auditing import Client
@@ -60,11 +60,10 @@ def audited(name: str) -> dict[str, Any]:
     )
     seconds = time.perf_counter() - started
     trained = {n for n, p in model.named_parameters() if p.requires_grad}
-    shapes = {n: p.dim() for n, p in model.named_parameters()}
-    weights = [n for n in trained if shapes[n] > 1]
+    weights = linear_weights(model, entry.data)
     states = result.accounts
     silent = {n for o in result.outcomes if o.status == "nothing read" for n in o.parameters}
-    silent = sorted(n for n in silent if shapes.get(n, 0) > 1 and states[n] != "leaks")
+    silent = sorted(n for n in silent & set(weights) if states[n] != "leaks")
     wrong, untried = hands_on(model, entry.data, silent, SIZE)
     return {
         "model": name,

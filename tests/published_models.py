@@ -118,7 +118,7 @@ def residual() -> nn.Module:
 
 def regular() -> nn.Module:
     timm = import_module("timm.models.regnet")
-    made: nn.Module = timm.RegNet(timm.RegNetCfg(depth=8, w0=8, wa=6.0, wm=1.5, group_size=4), num_classes=CLASSES)
+    made: nn.Module = timm.RegNet(timm.RegNetCfg(depth=5, w0=8, wa=10.0, wm=2.0, group_size=8), num_classes=CLASSES)
     return made
 
 
@@ -202,7 +202,7 @@ MODELS = {
         {"input_ids": TOKENS, "labels": TOKENS},
     ),
     "Llama": Entry("transformers", hugging("Llama"), WORDS),
-    "Mixtral": Entry("transformers", hugging("Mixtral", num_local_experts=2), WORDS),
+    "Mixtral": Entry("transformers", hugging("Mixtral", num_local_experts=4), WORDS),
     "T5": Entry(
         "transformers",
         hugging(

@@ -133,3 +133,21 @@ def test_of_several_outputs_the_first_counts_and_the_others_are_not_tested():
 def test_a_batch_of_one_is_refused_with_what_it_means():
     with pytest.raises(BadValue, match=r"batches of 1.*a single sample is read from"):
         Client(1)
+
+
+@pytest.mark.skipif(not hasattr(nn.functional, "grouped_mm"), reason="this torch has no products in groups")
+def test_experts_in_one_weight_are_maps_of_their_own():
+    def mixed(m, x):
+        order = (x[:, 0] > 0).long().argsort()
+        ends = torch.stack([(x[:, 0] <= 0).sum(), torch.tensor(len(x))]).int()
+        out = nn.functional.grouped_mm(x[order], m.experts, offs=ends)
+        return m.head(out[order.argsort()].relu())
+
+    torch.manual_seed(0)
+    model = Of(mixed, experts=nn.Parameter(torch.randn(2, 32, 40) / 5), head=nn.Linear(40, 4))
+    x = torch.randn(60, 32, generator=DRAWS)
+    x[:, 0] = x[:, 0].abs() * torch.tensor([1.0, -1.0]).repeat(30)
+    result = audited(model, (x, LABELS % 4))
+    found = {o.layer: o.status for o in result.outcomes}
+    assert {"experts[0]", "experts[1]", "head"} <= set(found)
+    assert result.accounts["experts"] == "leaks"
