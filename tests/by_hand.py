@@ -24,54 +24,6 @@ TRANSPOSED = (torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpo
 TURNED = (torch.matmul, Tensor.matmul, Tensor.__matmul__, Tensor.mm, torch.mm)
 
 
-LINEAR = {
-    "linear",
-    "matmul",
-    "__matmul__",
-    "mm",
-    "addmm",
-    "bmm",
-    "einsum",
-    "multi_head_attention_forward",
-    "_weight_norm",
-}
-LINEAR |= {f"conv{sides}d" for sides in (1, 2, 3)} | {f"conv_transpose{sides}d" for sides in (1, 2, 3)}
-LINEAR |= {"grouped_mm", "_grouped_mm"}
-
-
-VIEWS = (Tensor.transpose, Tensor.t, Tensor.__getitem__, Tensor.permute, Tensor.reshape, Tensor.view)
-
-
-class Told(TorchFunctionMode):
-    """The names of the operations that each parameter goes into."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.names = {id(p): n for n, p in model.named_parameters()}
-        self.used: dict[str, set[str]] = {}
-        self.kept: list[Tensor] = []
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        for value in (*args, *(kwargs or {}).values()):
-            if id(value) in self.names:
-                self.used.setdefault(self.names[id(value)], set()).add(getattr(func, "__name__", ""))
-        out = func(*args, **(kwargs or {}))
-        if isinstance(out, Tensor) and args and id(args[0]) in self.names and func in VIEWS:
-            self.names[id(out)] = self.names[id(args[0])]
-            self.kept.append(out)
-        return out
-
-
-def linear_weights(model: nn.Module, data: Any) -> list[str]:
-    """Trained weights of linear layers: those that meet something in a product, whatever module they stand in."""
-    inputs, _ = cut(data, slice(0, 4))
-    model = copy.deepcopy(model).train()
-    with Told(model) as told:
-        _ = model(**inputs) if isinstance(inputs, dict) else model(*inputs)
-    own = dict(model.named_parameters())
-    return [n for n, said in told.used.items() if said & LINEAR and own[n].dim() > 1 and own[n].requires_grad]
-
-
 class Caught(TorchFunctionMode):
     """What met one weight in a pass: vectors (positions, width), and what they became."""
 
@@ -237,11 +189,15 @@ def compare(gradient: Tensor, bias: Tensor | None, arrived: Tensor, known: Tenso
     gradient, bias = gradient[alive], None if bias is None else bias[alive]
     if not len(gradient) or arrived.shape[1] < 3:
         return 0
-    if bias is None:
-        candidates = torch.cat([_direction(gradient), -_direction(gradient)])
-        arrived, known = _direction(arrived), _direction(known)
-    else:
-        candidates = (gradient / bias[:, None]).nan_to_num(1e9, 1e9, 1e9)
+    if bias is not None:
+        return _hit((gradient / bias[:, None]).nan_to_num(1e9, 1e9, 1e9), arrived, known)
+    candidates = torch.cat([_direction(gradient), -_direction(gradient)])
+    middle = arrived.mean(0)  # a norm behind takes it off
+    centred = _hit(candidates, _direction(arrived - middle), _direction(known - middle))
+    return max(centred, _hit(candidates, _direction(arrived), _direction(known)))
+
+
+def _hit(candidates: Tensor, arrived: Tensor, known: Tensor) -> int:
     arrived, known = arrived[:MOST].double(), known[:MOST].double()
     spread = arrived.std(0).clamp_min(1e-6) * arrived.shape[1] ** 0.5
     arrived, known, candidates = arrived / spread, known / spread, candidates.double() / spread
@@ -257,9 +213,11 @@ def _direction(values: Tensor) -> Tensor:
     return values / values.norm(dim=1, keepdim=True).clamp_min(1e-30)
 
 
-def hands_on(model: nn.Module, data: Any, weights: list[str], size: int) -> tuple[dict[str, int], dict[str, str]]:
+def hands_on(
+    model: nn.Module, data: Any, weights: list[str], size: int, *, own: bool = False
+) -> tuple[dict[str, int], dict[str, str]]:
     """For each weight how much is read by hand, where something is; and those on which this attack could not be tried."""
-    mine, others = cut(data, slice(0, size)), cut(data, slice(size, None))
+    mine, others = cut(data, slice(0, size), own), cut(data, slice(size, None), own)
     found, untried = {}, {}
     for name in weights:
         for gain in (1.0, 10.0, 100.0):
@@ -271,8 +229,8 @@ def hands_on(model: nn.Module, data: Any, weights: list[str], size: int) -> tupl
     return found, untried
 
 
-def cut(data: Any, part: slice) -> tuple[Any, Tensor]:
-    """Some samples: inputs by name or by place, and their targets."""
+def cut(data: Any, part: slice, own: bool = False) -> tuple[Any, Tensor]:
+    """Some samples: inputs by name or by place, and their targets, which a model that returns its own loss takes too."""
     if isinstance(data, dict):
-        return {n: v[part] for n, v in data.items() if n != "labels"}, data["labels"][part]
+        return {n: v[part] for n, v in data.items() if own or n != "labels"}, data["labels"][part]
     return tuple(v[part] for v in data[:-1]), data[-1][part]

@@ -46,7 +46,8 @@ def missing(package: str) -> bool:
 
 def audited(name: str) -> dict[str, Any]:
     """One model's audit, and what an attack by hand gets from the layers of which the audit says that nothing was read."""
-    from by_hand import hands_on, linear_weights
+    from by_hand import hands_on
+    from linear_weights import linear_weights
     from published_models import MODELS
     from qbi import audit
     from qbi.auditing import Client
@@ -60,11 +61,12 @@ def audited(name: str) -> dict[str, Any]:
     )
     seconds = time.perf_counter() - started
     trained = {n for n, p in model.named_parameters() if p.requires_grad}
-    weights = linear_weights(model, entry.data)
+    own = entry.more.get("loss") == "own"
+    weights = linear_weights(model, entry.data, own=own)
     states = result.accounts
     silent = {n for o in result.outcomes if o.status == "nothing read" for n in o.parameters}
     silent = sorted(n for n in silent & set(weights) if states[n] != "leaks")
-    wrong, untried = hands_on(model, entry.data, silent, SIZE)
+    wrong, untried = hands_on(model, entry.data, silent, SIZE, own=own)
     return {
         "model": name,
         "package": entry.package,

@@ -1,32 +1,13 @@
 """The models of `published.py`: names of packages, small sizes, random weights."""
 
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
 
-DRAWS = torch.Generator().manual_seed(0)
-COUNT, CLASSES = 48, 4
-IMAGES = torch.randn(COUNT, 3, 32, 32, generator=DRAWS)
-SLICES = torch.randn(COUNT, 1, 16, 16, generator=DRAWS)
-SOUND = torch.randn(COUNT, 800, generator=DRAWS)
-TOKENS = torch.randint(5, 60, (COUNT, 8), generator=DRAWS)
-KINDS = torch.randint(2, (COUNT, 8), generator=DRAWS)
-NODES = torch.randn(COUNT, 6, 10, generator=DRAWS)
-LINKS = (torch.rand(COUNT, 6, 6, generator=DRAWS) < 0.5).float()
-LABELS = torch.arange(COUNT) % CLASSES
-WORDS = {"input_ids": TOKENS, "labels": LABELS}
-PICTURES = (IMAGES, LABELS)
-
-
-class Entry(NamedTuple):
-    """A model of a package, how it is made, and the data it is trained on."""
-
-    package: str
-    make: Any
-    data: Any
-    more: dict[str, Any] = {}  # noqa: RUF012
+from published_data import CLASSES, COUNT, DRAWS, LABELS, LINKS, NODES, PICTURES, SLICES, Entry
+from published_text import MODELS as LANGUAGE
 
 
 def of(package: str, path: str, *args: Any, **named: Any) -> Any:
@@ -38,40 +19,6 @@ def of(package: str, path: str, *args: Any, **named: Any) -> Any:
         return made
 
     return make
-
-
-SIZES: dict[str, Any] = {
-    "vocab_size": 64,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 16,
-    "num_labels": CLASSES,
-    "pad_token_id": 0,
-    "attn_implementation": "eager",
-}
-
-
-def hugging(kind: str, head: str = "ForSequenceClassification", config: str | None = None, **changes: Any) -> Any:
-    """A model of transformers from a small configuration."""
-
-    def make() -> nn.Module:
-        library = import_module("transformers")
-        own = getattr(library, f"{config or kind}Config")(**{**SIZES, **changes})
-        made: nn.Module = getattr(library, kind + head)(own)
-        return made
-
-    return make
-
-
-def low_rank() -> nn.Module:
-    """BERT with LoRA on its queries and values; the rest is frozen but for the classifier."""
-    peft = import_module("peft")
-    config = peft.LoraConfig(task_type="SEQ_CLS", r=4, target_modules=["query", "value"], lora_dropout=0.0)
-    made: nn.Module = peft.get_peft_model(hugging("Bert")(), config)
-    return made
 
 
 class Graph(nn.Module):
@@ -190,58 +137,6 @@ MODELS = {
     "torchvision's ViT": Entry(
         "torchvision", of("torchvision", "models.VisionTransformer", 32, 8, 1, 2, 32, 64, num_classes=CLASSES), PICTURES
     ),
-    "BERT": Entry("transformers", hugging("Bert"), {"input_ids": TOKENS, "token_type_ids": KINDS, "labels": LABELS}),
-    "RoBERTa": Entry("transformers", hugging("Roberta"), WORDS),
-    "ALBERT": Entry("transformers", hugging("Albert", embedding_size=16), WORDS),
-    "DistilBERT": Entry("transformers", hugging("DistilBert", dim=32, hidden_dim=48, n_layers=2, n_heads=2), WORDS),
-    "ELECTRA": Entry("transformers", hugging("Electra", embedding_size=16), WORDS),
-    "GPT-2": Entry("transformers", hugging("GPT2", n_embd=32, n_layer=2, n_head=2), WORDS),
-    "GPT-2 as a language model": Entry(
-        "transformers",
-        hugging("GPT2", "LMHeadModel", n_embd=32, n_layer=2, n_head=2),
-        {"input_ids": TOKENS, "labels": TOKENS},
-    ),
-    "Llama": Entry("transformers", hugging("Llama"), WORDS),
-    "Mixtral": Entry("transformers", hugging("Mixtral", num_local_experts=4), WORDS),
-    "T5": Entry(
-        "transformers",
-        hugging(
-            "T5",
-            d_model=32,
-            d_kv=16,
-            d_ff=48,
-            num_layers=1,
-            num_decoder_layers=1,
-            num_heads=2,
-            eos_token_id=1,
-            decoder_start_token_id=0,
-        ),
-        {"input_ids": torch.cat([TOKENS, torch.ones(COUNT, 1, dtype=torch.long)], 1), "labels": LABELS},
-    ),
-    "Mamba": Entry(
-        "transformers", hugging("Mamba", "ForCausalLM", state_size=4), {"input_ids": TOKENS, "labels": TOKENS}
-    ),
-    "Hugging Face's ViT": Entry(
-        "transformers",
-        hugging("ViT", "ForImageClassification", image_size=32, patch_size=8),
-        {"pixel_values": IMAGES, "labels": LABELS},
-    ),
-    "Wav2Vec2": Entry(
-        "transformers",
-        hugging(
-            "Wav2Vec2",
-            conv_dim=(8, 8),
-            conv_stride=(5, 4),
-            conv_kernel=(10, 8),
-            num_feat_extract_layers=2,
-            num_conv_pos_embeddings=4,
-            num_conv_pos_embedding_groups=2,
-            mask_time_prob=0.0,
-            layerdrop=0.0,
-            classifier_proj_size=16,
-        ),
-        {"input_values": SOUND, "labels": LABELS},
-    ),
     "MONAI's Regressor": Entry(
         "monai",
         of("monai", "networks.nets.Regressor", (1, 16, 16), (1,), (4, 8), (2, 2)),
@@ -264,5 +159,5 @@ MODELS = {
     "GraphSAGE": Entry("torch_geometric", lambda: Graph("SAGEConv"), (NODES, LABELS)),
     "TAG": Entry("torch_geometric", lambda: Graph("TAGConv"), (NODES, LABELS)),
     "dense GCN": Entry("torch_geometric", lambda: Dense("DenseGCNConv"), (NODES, LINKS, LABELS)),
-    "LoRA": Entry("peft", low_rank, WORDS),
+    **LANGUAGE,
 }

@@ -7,7 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
+from by_hand import hands_on
+from linear_weights import linear_weights
 from published import PACKAGES, missing
 
 pytestmark = pytest.mark.long
@@ -49,6 +53,29 @@ def test_no_published_model_crashes_or_gets_a_wrong_verdict(package, audited):
     assert [line["model"] for line in lines if not line["complete"]] == []
     assert {line["model"]: line["wrong"] for line in lines if line["wrong"]} == {}
     assert all(line["layers"] for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("first", "x"),
+    [
+        (nn.Linear(20, 60), (40, 20)),
+        (nn.Linear(20, 60, bias=False), (40, 20)),
+        (nn.Conv1d(4, 60, 5, stride=5), (40, 4, 20)),
+        (nn.Conv1d(4, 60, 5, stride=5, groups=2), (40, 4, 20)),
+    ],
+    ids=["linear", "no bias", "convolution", "groups"],
+)
+def test_the_attack_by_hand_reads_what_leaks(first, x):
+    torch.manual_seed(0)
+    values = torch.rand(x) + 0.2
+    with torch.no_grad():
+        wide = first(values).flatten(1).shape[1]
+    model = nn.Sequential(first, nn.ReLU(), nn.Flatten(), nn.Linear(wide, 3))
+    data = (values, torch.arange(40) % 3)
+    assert linear_weights(model, data) == ["0.weight", "3.weight"]
+    found, untried = hands_on(model, data, ["0.weight"], 8)
+    assert found["0.weight"] > 0
+    assert not untried
 
 
 def test_low_rank_adapters_name_no_frozen_layer(audited):
