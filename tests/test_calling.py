@@ -151,3 +151,12 @@ def test_experts_in_one_weight_are_maps_of_their_own():
     found = {o.layer: o.status for o in result.outcomes}
     assert {"experts[0]", "experts[1]", "head"} <= set(found)
     assert result.accounts["experts"] == "leaks"
+
+
+def test_a_model_with_weight_norm_is_left_as_it_was():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(10, 40)), nn.ReLU(), nn.Linear(40, 4))
+    before = model(TABLE)
+    audited(model, (TABLE, LABELS % 4))
+    assert torch.equal(model(TABLE), before)
+    assert nn.utils.parametrize.is_parametrized(model[0])

@@ -57,11 +57,19 @@ def plain(model: nn.Module) -> Plain:
         part = out.get_submodule(owner)
         all_parts: Any = part.parametrizations
         trained = any(p.requires_grad for p in all_parts[what].parameters())
+        _with_class_of_its_own(part)
         parametrize.remove_parametrizations(part, what, leave_parametrized=True)
         getattr(part, what).requires_grad_(trained)
     for name, module in list(out.named_modules()):
         _without_old_norms(name, module, origins)
     return Plain(out, origins)
+
+
+def _with_class_of_its_own(part: nn.Module) -> None:
+    """A copy shares its class with the caller's module, and torch takes the weight off the class."""
+    kind = type(part)
+    own = {n: v for n, v in vars(kind).items() if n not in ("__dict__", "__weakref__")}
+    part.__class__ = type(kind.__name__, kind.__bases__, own)
 
 
 def _without_old_norms(name: str, module: nn.Module, origins: dict[str, tuple[str, ...]]) -> None:

@@ -51,7 +51,8 @@ def targets(traced: Traced) -> list[Target]:
 
 def activation_behind(traced: Traced, node: fx.Node) -> fx.Node | None:
     """The first thing behind a node that is more than a reshape or a dropout."""
-    users = [user for user in node.users if user.op != "output"]
+    asks = [user for user in node.users if user in traced.values and not tensors(traced.values[user])]  # for a shape
+    users = [user for user in node.users if user.op != "output" and user not in asks]
     if not users:
         return None
     return activation_behind(traced, users[0]) if name_of(traced, users[0]) in PASSED else users[0]

@@ -50,7 +50,10 @@ def addmm(capture: Watcher, bias: Tensor, input: Tensor, weight: Tensor, **optio
 
 @operation(torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.mm, Tensor.mm)
 def matmul(capture: Watcher, input: Tensor, other: Tensor) -> Any:
-    """x·W."""
+    """x·W, or W·x as Mamba has it."""
+    if capture.name_of(other) is None and input.dim() == 2 and other.dim() >= 2:
+        columns = other.mT
+        return capture.use(Pairs(tuple(input.shape)), columns, F.linear(columns, input), input, None).mT
     if capture.name_of(other) is None or other.dim() != 2 or input.dim() < 2:
         return NotImplemented
     return capture.use(Pairs(tuple(other.shape), transposed=True), input, torch.matmul(input, other), other, None)
