@@ -22,14 +22,16 @@ OPEN = 0.10
 
 
 @pytest.fixture(scope="module")
-def audited():
-    """Lines of the zoo by package, each from a process of its own; what it puts on the path stays there."""
-    found: dict[str, list[dict]] = {}
+def audited(tmp_path_factory, worker_id):
+    """Lines of the zoo by package, each from a process of its own, since what it puts on the path stays there; once for all workers."""
+    base = tmp_path_factory.getbasetemp()
+    kept = base if worker_id == "master" else base.parent
 
     def of(package):
-        if package not in found:
-            if missing(package):
-                pytest.skip(f"{package} is not installed; `make zoo` fetches it")
+        if missing(package):
+            pytest.skip(f"{package} is not installed; `make zoo` fetches it")
+        file = kept / f"published-{package}.jsonl"
+        if not file.exists():
             out = subprocess.run(
                 [sys.executable, HERE / "published.py", package],
                 env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -38,9 +40,12 @@ def audited():
                 check=False,
             )
             assert out.returncode == 0, out.stderr[-2000:]
-            found[package] = [json.loads(line) for line in out.stdout.splitlines() if line.startswith("{")]
-            assert found[package]
-        return found[package]
+            part = base / "part"
+            part.write_text(out.stdout)
+            part.rename(file)
+        lines = [json.loads(line) for line in file.read_text().splitlines() if line.startswith("{")]
+        assert lines
+        return lines
 
     return of
 
