@@ -18,7 +18,7 @@ pytestmark = pytest.mark.long
 
 HERE = Path(__file__).parent
 OPEN = 0.10
-"""Of all linear layers of the zoo, the share that may be left untested."""
+"""Of all linear layers of the zoo, the share on which no attack needs to be tried that could read something."""
 
 
 @pytest.fixture(scope="module")
@@ -90,14 +90,18 @@ def test_low_rank_adapters_name_no_frozen_layer(audited):
 
 
 @pytest.mark.timeout(3600)
-def test_few_layers_of_the_zoo_are_left_untested(audited):
+def test_few_layers_of_the_zoo_are_left_untried(audited):
+    """Says how many are called not tested, and holds down those on which nothing was tried that could have read something."""
     lines = [line for package in PACKAGES if not missing(package) for line in audited(package)]
     if not lines:
         pytest.skip("no package of the zoo is installed; `make zoo` fetches them")
-    layers, left = sum(line["layers"] for line in lines), sum(line["not_tested"] for line in lines)
-    tried = sum(line["tried_by_hand"] for line in lines)
-    print(
-        f"{len(lines)} models, {layers} linear layers, {left} not tested ({left / layers:.1%}), {tried} tried by hand"
+    layers, left, untried, by_hand = (
+        sum(line[key] for line in lines) for key in ("layers", "not_tested", "not_tried", "tried_by_hand")
     )
-    assert left < OPEN * layers
-    assert tried > 0
+    missed = sum(len(line["missed"]) for line in lines)
+    print(f"{len(lines)} models, {layers} linear layers: {left} not tested ({left / layers:.1%}),")
+    print(
+        f"nothing tried on {untried} ({untried / layers:.1%}); {by_hand} tried by hand, {missed} not tested ones read"
+    )
+    assert untried < OPEN * layers
+    assert by_hand > 0

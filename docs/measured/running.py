@@ -116,9 +116,11 @@ def zoo(_data: str) -> dict[str, Any]:
     tests = Path(__file__).parents[2] / "tests"
     out = subprocess.run([sys.executable, tests / "published.py"], capture_output=True, text=True, check=True)
     lines = [json.loads(line) for line in out.stdout.splitlines() if line.startswith("{")]
-    kept = ("model", "package", "status", "layers", "leaks", "nothing_read", "not_tested", "tried_by_hand", "seconds")
+    counts = ("layers", "leaks", "nothing_read", "not_tested", "not_tried", "tried_by_hand")
+    kept = ("model", "package", "status", *counts, "seconds")
     rows = [{key: line[key] for key in kept} for line in lines if "layers" in line]
-    total = {key: sum(row[key] for row in rows) for key in kept[3:-1]}
+    total = {key: sum(row[key] for row in rows) for key in counts}
     refuted = sum(len(line.get("wrong", {})) for line in lines)
+    missed = sum(len(line.get("missed", {})) for line in lines)
     crashes = [line["model"] for line in lines if "crash" in line]
-    return {"models": rows, "total": total, "refuted_by_hand": refuted, "crashes": crashes}
+    return {"models": rows, "total": total, "refuted_by_hand": refuted, "missed": missed, "crashes": crashes}
