@@ -29,8 +29,8 @@ class Case:
     twist: str
 
 
-LOSSES = ("cross-entropy", "two classes", "weighted", "smoothed", "mse", "one number", "yes or no")
-TWISTS = ("none", "none", "repeated", "nearly repeated", "dead rows", "on a line", "scaled")
+LOSSES = ("cross-entropy", "two classes", "weighted", "smoothed", "margins", "mse", "one number", "yes or no")
+TWISTS = ("none", "none", "repeated", "nearly repeated", "dead rows", "on a line", "scaled", "bytes")
 
 
 def drawn(seed: int, *, sure: bool = False) -> Case:
@@ -42,9 +42,10 @@ def drawn(seed: int, *, sure: bool = False) -> Case:
 
     batch = pick((16, 24, 32) if sure else (4, 8, 16, 24))
     if sure:
-        loss = pick(("cross-entropy", "two classes", "smoothed", "yes or no"))
-        twist = pick(("none", "none", "dead rows", "on a line", "scaled", "nearly repeated", "repeated"))
-        return Case(seed, "float32", loss, "cascade", pick((5, 8)) * batch, batch, pick((30, 60, 120)), twist)
+        loss = pick(("cross-entropy", "two classes", "smoothed", "yes or no", "margins"))
+        twist = pick(("none", "none", "dead rows", "on a line", "scaled", "nearly repeated", "repeated", "bytes"))
+        attack = "passive" if twist == "bytes" else "cascade"
+        return Case(seed, "float32", loss, attack, pick((5, 8)) * batch, batch, pick((30, 60, 120)), twist)
     return Case(
         seed,
         pick(("float32", "float32", "bfloat16", "float16")),
@@ -67,6 +68,7 @@ def loss_and_targets(case: Case, draws: torch.Generator):
         "two classes": (F.cross_entropy, labels % 2, 2, "classes"),
         "weighted": (lambda o, y: F.cross_entropy(o, y, weight=weights.to(o)), labels, 10, "classes"),
         "smoothed": (lambda o, y: F.cross_entropy(o, y, label_smoothing=0.1), labels, 10, "classes"),
+        "margins": (F.multi_margin_loss, labels % 4, 4, "classes"),
         "mse": (F.mse_loss, numbers, 4, "numbers"),
         "one number": (lambda o, y: F.mse_loss(o[:, 0], y.to(o)), numbers[:, 0], 1, "numbers"),
         "yes or no": (lambda o, y: F.binary_cross_entropy_with_logits(o[:, 0], y.to(o)), labels % 2, 1, "classes"),
@@ -82,6 +84,8 @@ def twisted(x: torch.Tensor, case: Case) -> torch.Tensor:
         x[half:] = x[: case.batch - half] + 1e-3 * x[half:]
     if case.twist == "on a line":
         x = x[:1] + torch.linspace(-1, 1, case.batch)[:, None] * x[1:2] + 0.05 * x
+    if case.twist == "bytes":  # positive and large: losses saturate, and samples fire the same rows
+        return (torch.rand(x.shape[1], generator=generator(case.seed, "mean")) + 1 + 0.3 * x) * 255
     return 1000 * x if case.twist == "scaled" else x
 
 

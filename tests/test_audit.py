@@ -41,6 +41,7 @@ def tabular(seed=0):
     return zoo.tabular()
 
 
+@pytest.mark.long
 def test_the_papers_cnn_on_imagenet_agrees_with_the_tables(imagenet):
     """With narrower convolutions: the prefix is the identity in both, and this one is fast."""
     torch.manual_seed(0)
@@ -384,13 +385,12 @@ def test_replay_reads_a_real_update_without_the_truth(qbi_here, tmp_path, monkey
     best = json.loads(done.stdout)["layers"][0]
     assert best["layer"] == "fc1"
     assert Image.open(tmp_path / "out/replay/replay.png").width > 100
-    # The gradient file has no names and full precision: those that several rows agree on are true samples, all of them.
+    # The gradient file has no names and full precision: those that several rows agree on are likely samples; here all of them are.
     monkeypatch.chdir(tmp_path)
     layers = json.loads(qbi_here("replay", "gradient.npz", "--json")[1])["layers"]
-    assert layers[0]["sure"] >= 3
+    assert layers[0]["agree"] >= 3
     gradients = client_step(sent, x, photos.targets).gradients
     found = replay({n: gradients[n] for n in ("fc1.weight", "fc1.bias")})[0]
-    assert found.sure == 0  # nothing is known of what stands behind it: with one output every mixture would agree
     sure = found.samples[found.support >= 2]
     assert match(sure, x.flatten(1))[EXACT].recovered.sum() == len(sure)
 

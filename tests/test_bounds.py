@@ -80,6 +80,7 @@ def test_without_the_noise_the_same_test_fails():
     assert {"passive", "cascade", "qbi", "measured", "pairs", "trap-weights", "imprint", "mirrored"} <= set(outside)
 
 
+@pytest.mark.long
 def test_the_best_case_lies_between_real_servers_and_the_bound(cifar):
     """One sample alone, everything else known, tuned on other images: near the linear bound, never beyond it or the bits'."""
     values = flat(unit_pixels(cifar, slice(None)))

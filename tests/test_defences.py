@@ -259,6 +259,7 @@ def test_repeated_rounds_unite_masks_and_average_noise(cifar):
     assert often.recall[FAITHFUL] == 0
 
 
+@pytest.mark.long
 def test_the_matrix_does_not_depend_on_the_number_of_jobs():
     photos = synthetic_photos(200, 8, seed=0)
     setting = Setting(neurons=40, batches=1, epochs=1, trainings=2)
@@ -296,6 +297,7 @@ def test_imprint_needs_a_head_to_make_equal():
 # The exact count, and policies in a training loop.
 
 
+@pytest.mark.long
 def test_the_count_equals_what_extraction_reads_on_a_thousand_random_models():
     disagreements, leaking = [], 0
     for trial in range(1000):

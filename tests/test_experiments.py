@@ -89,6 +89,7 @@ def agree(gram_results, real_results, tolerance=4.5):
 
 
 @pytest.mark.parametrize("setting", [(100, 20), (100, 60)])
+@pytest.mark.long
 def test_the_three_routes_agree_on_images(few, grams, setting):
     cells = [Cell("cifar10", *setting, run) for run in range(12)]
     drawn = [attack_cell(cell, few, grams) for cell in cells]
@@ -98,6 +99,7 @@ def test_the_three_routes_agree_on_images(few, grams, setting):
     agree(drawn, steps)
 
 
+@pytest.mark.long
 def test_the_three_routes_agree_behind_normalisation(few, grams):
     drawn = [normalisation_cell(Cell("cifar10-normalisation", 80, 30, r), few, grams) for r in range(12)]
     real = {
@@ -111,6 +113,7 @@ def test_the_three_routes_agree_behind_normalisation(few, grams):
     agree(drawn, real["direct"])
 
 
+@pytest.mark.long
 def test_the_three_routes_agree_on_text(imdb):
     setting = (100, 25)
     drawn = [text_cell(Cell("imdb", *setting, run), imdb, "cpu") for run in range(5)]

@@ -785,7 +785,7 @@ def test_three_unguarded_clients_as_processes(unguarded, tmp_path):
     status, found = run(unguarded, tmp_path)
     assert status == "finished:completed"
     assert len(found["readings"]) == 3
-    assert all(reading["sure"] >= 3 for reading in found["readings"])
+    assert all(reading["agree"] >= 3 for reading in found["readings"])
 
 
 @pytest.mark.serial
@@ -797,7 +797,7 @@ def test_guarded_clients_as_processes(tmp_path):
         said = [federation.log(f"supernode-{number}") for number in range(2)]
     assert status == "finished:completed"
     assert [(error["round"], error["reason"]) for error in found["errors"]] == [(1, REFUSED)] * 2
-    assert [(reading["round"], reading["sure"]) for reading in found["readings"]] == [(2, 0)] * 2
+    assert [(reading["round"], reading["agree"]) for reading in found["readings"]] == [(2, 0)] * 2
     assert all("looks crafted" in words and "qbi guard: 72 bits" in words for words in said)
 
 

@@ -79,6 +79,7 @@ def test_bombs_are_not_unpacked(tmp_path):
     one_sentence(limited("audit", "--data", "b.tar.gz", cwd=tmp_path))
 
 
+@pytest.mark.long
 def test_many_rows_need_no_square_of_memory(tmp_path):
     """30,000 rows of 16 values: two megabytes, and 3.6 GB for all pairs."""
     save_file({"a.weight": torch.randn(30_000, 16), "a.bias": torch.randn(30_000)}, tmp_path / "a.safetensors")

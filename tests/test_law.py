@@ -66,6 +66,7 @@ def pairs_setting(cifar):
     return neurons, batch_size, auxiliary, test
 
 
+@pytest.mark.long
 def test_pairs_in_law(pairs_setting):
     neurons, batch_size, auxiliary, test = pairs_setting
     attack = PAIRS(batch_size, auxiliary)
@@ -77,6 +78,7 @@ def test_pairs_in_law(pairs_setting):
     assert differ(real, plain) < REJECT
 
 
+@pytest.mark.long
 def test_pairs_against_the_algorithm_to_the_letter(pairs_setting):
     neurons, batch_size, auxiliary, test = pairs_setting
     attack = PAIRS(batch_size, auxiliary, patience=300)

@@ -72,6 +72,7 @@ def all_that_left(reading, count=0):
     return count
 
 
+@pytest.mark.long
 def test_killed_ten_times_it_never_holds_less_than_left(tmp_path):
     """Each dot a process writes means: this step left. At every kill, the file holds at least as many, and one more at most."""
     path, total, chance = tmp_path / "ledger", 0, random.Random(0)

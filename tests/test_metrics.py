@@ -187,10 +187,15 @@ def test_a_client_step_refuses_what_it_cannot_train_on():
         client_step(model, torch.full((2, 4), torch.nan), torch.zeros(2, dtype=torch.long))
 
 
-def test_observing_needs_a_layer_that_runs_once():
-    layer = torch.nn.Linear(4, 4)
-    with pytest.raises(CannotRead, match="ran 2 times"):
-        observe(torch.nn.Sequential(layer, layer), "0", torch.randn(2, 4))
+def test_a_layer_that_runs_twice_sees_every_sample_twice():
+    layer, x = torch.nn.Linear(4, 4), torch.randn(2, 4)
+    seen = observe(torch.nn.Sequential(layer, layer), "0", x)
+    torch.testing.assert_close(seen.features, torch.cat([x, layer(x).detach()]))
+    assert seen.fired.shape == (4, 4)
+    idle = torch.nn.ModuleDict({"used": layer, "idle": torch.nn.Linear(4, 4)})
+    idle.forward = idle["used"].forward
+    with pytest.raises(CannotRead, match="did not run"):
+        observe(idle, "idle", x)
 
 
 def test_seeds_depend_on_names_alone():

@@ -49,6 +49,7 @@ def test_cifar10_with_batch_norm_undone(cifar):
     check(mounted, x, cifar.labels[:50], flat(x), 10)
 
 
+@pytest.mark.long
 def test_imagenet_through_the_cnn(imagenet):
     torch.manual_seed(0)
     x = normalised(imagenet, slice(0, 6))
@@ -56,6 +57,7 @@ def test_imagenet_through_the_cnn(imagenet):
     check(mounted, x, imagenet.labels[:6], flat(x), 3)
 
 
+@pytest.mark.long
 def test_imagenet_with_batch_norm_undone(imagenet):
     torch.manual_seed(0)
     x = unit_pixels(imagenet, slice(8, 14))

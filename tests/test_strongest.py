@@ -158,6 +158,7 @@ def _layer(mounted, update):
 
 
 @pytest.mark.parametrize(("classes", "rounded"), [(2, None), (10, None), (1000, None), (10, torch.bfloat16)])
+@pytest.mark.long
 def test_no_mixture_is_ever_certified(cifar, classes, rounded):
     """Ten thousand rows in which several samples stand, as the reader meets them in its first step."""
     tried = wrong = 0
@@ -188,6 +189,7 @@ def test_no_mixture_is_ever_certified(cifar, classes, rounded):
     assert wrong == 0
 
 
+@pytest.mark.long
 def test_the_predicted_share_agrees_in_distribution_with_the_measured_one(cifar):
     """With few rows the cascade stalls at random; the law of activation patterns says how often, a wrong law does not."""
     neurons, batch, layers = 36, 24, 70
@@ -222,6 +224,7 @@ def test_the_spread_is_chosen_by_what_it_reads(cifar):
 
 
 @pytest.mark.parametrize(("neurons", "batch"), [(200, 20), (200, 32), (1000, 64)])
+@pytest.mark.long
 def test_honest_models_give_whole_batches_away(cifar, neurons, batch):
     for seed in range(10):
         x, y, _ = batch_of(cifar, batch, seed)
@@ -232,6 +235,7 @@ def test_honest_models_give_whole_batches_away(cifar, neurons, batch):
         assert all(torch.equal(p, before[n]) for n, p in model.state_dict().items())
 
 
+@pytest.mark.long
 def test_a_hundred_samples_of_an_honest_model(cifar):
     x, y, _ = batch_of(cifar, 100, 0)
     assert recalls(read(Passive(), image_net(cifar.shape, 1000), x, y), x)[FAITHFUL].recall >= 0.95

@@ -90,12 +90,19 @@ def _linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
 
 def spelled(module: nn.Module) -> nn.Module | None:
     """The same layer with its linear map as an `nn.Linear`; None where it is none, or is one already."""
-    if isinstance(module, Convolution) and module.groups == 1 and module.padding_mode == "zeros":
+    plain = type(module) in (nn.Conv1d, nn.Conv2d, nn.Conv3d)  # a subclass may do more than its parent
+    if plain and isinstance(module, Convolution) and module.groups == 1 and module.padding_mode == "zeros":
         return SpelledConvolution(module)
     weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
     if type(module).__name__ == "Conv1D" and isinstance(weight, Tensor) and weight.dim() == 2:
         return SpelledTransposed(weight, bias)
-    if isinstance(module, nn.MultiheadAttention) and module.in_proj_weight is not None and module.bias_k is None:
+    own = type(module) is nn.MultiheadAttention
+    if (
+        own
+        and isinstance(module, nn.MultiheadAttention)
+        and module.in_proj_weight is not None
+        and module.bias_k is None
+    ):
         return SpelledAttention(module)
     return None
 

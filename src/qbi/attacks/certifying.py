@@ -9,6 +9,8 @@ a sample, and only if all of this holds:
 - the sample stands there once: one that seems to be there twice may be two that are alike;
 - run through the model, it gives the bias gradient of the row it was read from, all others taken off, to within that row's rounding;
 - that row, all others taken off, gives the very sample that is reported;
+- a sample a tenth larger would send something else: where a loss is saturated, or has corners only, all samples of a label send
+  the same, and mixtures pass for one;
 - what it sends to all rows lies in the space that the update allows;
 - it is not one that is listed already, and there are no more of them than samples in the batch.
 """
@@ -59,6 +61,7 @@ def certify(system: System, tail: ByLabel | ByNumber | None, found: Found, batch
         & ((times - 1).abs() < ONCE)
         & ((shares[everyone, row] - left).abs() < bound * left.abs())
         & (apart < SAME_SAMPLE)
+        & _tells(tail, system, found, z, row, mine=shares[everyone, row], bound=bound)
         & allowed(system, shares, error, torch.full_like(row, 2))
         & z.isfinite().all(1)
     )
@@ -68,6 +71,20 @@ def certify(system: System, tail: ByLabel | ByNumber | None, found: Found, batch
     out = none.clone()
     out[kept] = True
     return out if len(kept) <= (batch_size or system.rank) else none
+
+
+LARGER, SHARPLY = 1.1, 10.0
+"""By how much a sample is made larger, and how many times its tolerance the row test must then miss by."""
+
+
+def _tells(
+    tail: ByLabel, system: System, found: Found, z: Tensor, row: Tensor, *, mine: Tensor, bound: Tensor
+) -> Bool[Tensor, " s"]:
+    """Whether the row test tells a sample from one that fires the same rows."""
+    other = LARGER * z
+    shares = tail.shares(other, tail.single(other, found.labels.clamp_min(0), system))
+    moved = (shares[torch.arange(len(z), device=z.device), row] - mine).abs()
+    return moved > SHARPLY * bound * mine.abs()
 
 
 def _clearest_rows(system: System, found: Found, noise: Tensor) -> tuple[Tensor, Tensor]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from qbi.attacks.base import Carried, Reading
 from qbi.attacks.behind import Behind
 from qbi.attacks.weighing import agreed, class_weights
-from qbi.errors import CannotRead
+from qbi.errors import CannotRead, first_line
 from qbi.extraction.decoding import MOST_REPEATS, row_bound
 from qbi.extraction.system import System
 from qbi.federation.client import Loss
@@ -154,8 +154,14 @@ def tail_for(carried: Carried, update: Update, how: Reading, system: System) -> 
             )
         return ByNumber(behind, system.kept), behind.outputs
     labels = _labels(carried.model, update, behind.outputs).to(system.bias.device)
-    parts = _divided_by(how.loss, behind.outputs, system.bias)
-    weights = class_weights(how.loss, behind.outputs, system.bias) if parts is None else None
+    try:
+        parts = _divided_by(how.loss, behind.outputs, system.bias)
+        weights = class_weights(how.loss, behind.outputs, system.bias) if parts is None else None
+    except Exception as problem:
+        # The user's own function may take nothing but its own data.
+        raise CannotRead(
+            f"{carried.layer}: what the loss sends back is not known ({first_line(problem)})."
+        ) from problem
     scale = float(max(1, update.batch_size)) if parts == 2 else 1.0
     tail = ByLabel(behind, how.loss, labels, scale, parts == 2, system.kept, parts is not None, weights)
     return _scaled(tail, system), behind.outputs

@@ -35,5 +35,6 @@ class OneClass(Attack):
         """Zeros, and a bias that decides."""
         weight = torch.zeros(neurons, features, device=generator.device)
         bias = torch.full((neurons,), -SURE * features**0.5, device=generator.device)
-        bias[0] = 0.0
+        if neurons > 1:
+            bias[0] = 0.0  # one output says yes or no: sure of no
         return CraftedRows(weight, bias)

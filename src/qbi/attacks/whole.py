@@ -249,6 +249,8 @@ def read_states(
     proven = silent & (varied and system.rounding < COARSEST_SILENCE)
     samples = formed(system, coefficients, weight_gradient).to(single.samples.dtype)
     rows = system.kept[(shares.abs() / system.sizes).argmax(1)]
+    order = proven.to(torch.uint8).argsort(descending=True, stable=True)
+    samples, rows, proven = samples[order], rows[order], proven[order]
     first = Candidates(samples, rows, torch.ones_like(rows), **_unproven(len(rows), samples))
     return joined(replace(first, certified=proven), single)
 

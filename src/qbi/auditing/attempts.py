@@ -50,7 +50,8 @@ def all_attempts(
 def _briefly(
     campaign: Campaign, attacks: Sequence[type[Attack]], able: Sequence[Finding], say: Progress
 ) -> tuple[list[Finding], list[Attempt], list[Untested]]:
-    """One attack on one batch of every layer; the one that gives most away gets the full treatment."""
+    """One attack on one batch of every layer; the one that gives most away, and those of which nothing was read and which could be
+    called tested, get the full treatment."""
     brief = replace(campaign, batches=1, brief=True)
     attack = next((a for a in attacks if a.quick), attacks[0])
     tried: list[Attempt] = []
@@ -73,7 +74,10 @@ def _briefly(
     worst = max(
         tried, key=lambda a: (a.outcome.reads, *(i.mean for i in a.outcome.recovered.values()), *a.finding.rank)
     )
-    return [worst.finding], [a for a in tried if a is not worst], untested
+    unread = [a for a in tried if a is not worst and not a.outcome.reads and a.finding.is_provable]
+    unread = unread[: max(1, most // len(attacks))]
+    chosen = [worst.finding, *(a.finding for a in unread)]
+    return chosen, [a for a in tried if a is not worst and a not in unread], untested
 
 
 def _chosen(findings: Sequence[Finding], wanted: str) -> list[Finding]:

@@ -16,7 +16,7 @@ from qbi.auditing.result import AttackOutcome
 from qbi.auditing.slim import sparse_backward
 from qbi.auditing.trial import Answer, Trial, read_answer, take_answer
 from qbi.defences import StepDefence
-from qbi.errors import BadValue, CannotMount, CannotRead
+from qbi.errors import BadValue, CannotRead, QbiError, first_line
 from qbi.metrics import EXACT, FAITHFUL, THRESHOLDS, mean_interval, mean_leakage
 from qbi.randomness import generator
 
@@ -52,8 +52,9 @@ class Campaign(Domain):
                 trials = [self.read(mounted, self.answer(mounted, 0))]
                 if any(r.recovered.any() for r in trials[0].recoveries.values()):
                     trials += [self.read(mounted, self.answer(mounted, number)) for number in range(1, self.batches)]
-            except (BadValue, CannotRead) as problem:
-                yield Untested(attack.name, finding.name, str(problem))
+            except Exception as problem:
+                # Whatever a model does in one layer's trial, the audit goes on with the others.
+                yield Untested(attack.name, finding.name, _said(problem))
                 continue
             whole = finding.untouched and finding.reach == "exact"
             yield Attempt(mounted, finding, self._outcome(mounted, finding, trials, whole=whole), tuple(trials))
@@ -77,19 +78,19 @@ class Campaign(Domain):
         """One attack on one layer, on every batch with fresh rows."""
         try:
             mounted = self.mounted(attack, finding)
-        except (CannotMount, CannotRead) as problem:
-            return Untested(attack.name, finding.name, str(problem))
+        except Exception as problem:
+            return Untested(attack.name, finding.name, _said(problem))
         try:
             gain, gains, first = self._best_gain(mounted)
-            trials = []
-            for number in range(self.batches):
+            trials = [] if first is None or not self.brief else [first]
+            for number in range(len(trials), self.batches):
                 self.write(mounted, number, gain)
                 trials.append(self.read(mounted, self.answer(mounted, number)))
             if first is not None and not any(t.recoveries[FAITHFUL].recovered.any() for t in trials):
                 # Rows that read something of the first batch were found on the way: it does not go unsaid.
                 trials[0] = first
-        except (CannotMount, CannotRead, BadValue) as problem:
-            return Untested(attack.name, finding.name, str(problem))
+        except Exception as problem:
+            return Untested(attack.name, finding.name, _said(problem))
         carrier = mounted.carrier
         whole = trials[0].in_sample_space or (carrier.places is not None and carrier.exact)
         outcome = self._outcome(mounted, finding, trials, whole=whole, gain=gain, gains=gains)
@@ -149,7 +150,7 @@ class Campaign(Domain):
         return read_answer(mounted, answer, self.samples, self.client, self.loss, seed=self.seed, elsewhere=others)
 
     def _best_gain(self, mounted: Mounted) -> tuple[float, Mapping[float, float], Trial | None]:
-        """The joint scale at which most is read, so that nothing recovered is no artefact of the scale; and that trial, if it reads.
+        """The joint scale at which most is read, so that nothing recovered is no artefact of the scale; and that trial.
 
         Too large saturates the loss; too small drowns in the rounding of weight differences. Where the usual one reads everything, or
         something in a first look, no other is tried.
@@ -167,7 +168,7 @@ class Campaign(Domain):
             if found[gain] == 1 or (self.brief and found[gain] > 0):
                 break
         best = max(found, key=lambda g: (found[g], g == GAINS[0]))
-        return best, found, trials[best] if found[best] > 0 else None
+        return best, found, trials.get(best)
 
     def _outcome(
         self,
@@ -211,6 +212,12 @@ class Campaign(Domain):
             return None
         draws = generator(self.seed, "predict", device=self.device)
         return attack.expected(attack.in_gram_space(seen), [mounted.target.out_features], draws)[0]
+
+
+def _said(problem: Exception) -> str:
+    return (
+        str(problem) if isinstance(problem, QbiError) else f"{type(problem).__name__}: {first_line(problem, most=120)}"
+    )
 
 
 def _one_position(trials: Sequence[Trial]) -> bool:

@@ -137,7 +137,7 @@ class Domain:
         some = order[:FEW] if len(order) >= 2 else torch.arange(min(FEW, len(self.samples)))
         carrier = carried.carrier
         if carrier.tokens > 1 and carrier.senders is None:
-            senders = self._senders(carried, source, some[:AT_A_TIME])
+            senders = self._senders(carried, source, some[:4])
             if senders is not None and len(senders) < carrier.tokens:
                 places = None if carrier.places is None else carrier.places[senders]
                 carrier = replace(carrier, senders=senders, tokens=len(senders), places=places)
@@ -147,7 +147,7 @@ class Domain:
             plain = Carrier((target.in_features,), target.in_features, shortfalls=carrier.shortfalls)
             carrier = replace(plain, norm=norm, tokens=carrier.tokens)
         elif carrier.reference is None and (target.bias is None or not target.bias.requires_grad):
-            found = self._inputs_of_layer(carried, source, some)
+            found = self._inputs_of_layer(carried, source, some[: max(2, MOST_FITTED // carrier.tokens)])
             plain = Carrier((target.in_features,), target.in_features, shortfalls=carrier.shortfalls)
             spread = torch.linspace(0, len(found) - 1, min(len(found), MOST_FITTED)).long()
             carrier = replace(
@@ -174,7 +174,7 @@ class Domain:
         source, order = self.others()
         if len(order) < 2:
             return None
-        some = order[:AT_A_TIME]
+        some = order[: max(2, min(AT_A_TIME, MOST_FITTED // carried.carrier.tokens))]
         seen = self._inputs_of_layer(carried, source, some)
         none = torch.zeros(0, len(seen), dtype=torch.bool)
         inputs, _ = source.batch(some, self.device)

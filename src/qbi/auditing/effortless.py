@@ -44,7 +44,7 @@ def _answer(campaign: Campaign, inputs: tuple[Tensor, ...], targets: Tensor, fin
     others = [n for n, _ in model.named_parameters() if n not in looked_at]
     try:
         return client_step(model, inputs, targets, loss=loss, seed=seed, fixed=others)
-    except RuntimeError:  # none of them takes part
+    except (RuntimeError, BadValue):  # none of them takes part
         return client_step(model, inputs, targets, loss=loss, seed=seed)
 
 

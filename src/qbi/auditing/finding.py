@@ -61,6 +61,11 @@ class Finding:
         return self.carrier is not None
 
     @property
+    def is_provable(self) -> bool:
+        """Whether attacks in full could show that nothing is read here."""
+        return self.followed and self.target.has_bias and self.target.rectified
+
+    @property
     def is_head(self) -> bool:
         """Whether its outputs are the model's."""
         return self.followed and self.target.activation == "none"

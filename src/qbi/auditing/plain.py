@@ -33,6 +33,11 @@ def plain(model: nn.Module) -> Plain:
     Weight norm loses nothing: the gradient of a row's direction and that of its length are the two parts of the row's gradient.
     Spectral norm takes one direction of the whole matrix away. Other reparametrisations stay as they are.
     """
+    if isinstance(model, nn.DataParallel):
+        model = model.module
+    for name, parameter in model.named_parameters():
+        if isinstance(parameter, nn.parameter.UninitializedParameter):
+            raise BadValue(f"model: “{name}” has no shape yet; run the model once on data of the right shape first.")
     origins: dict[str, tuple[str, ...]] = {}
     for name, module in model.named_modules():
         if parametrize.is_parametrized(module):
@@ -47,7 +52,7 @@ def plain(model: nn.Module) -> Plain:
                     origins[f"{name}.{what}".lstrip(".")] = tuple(made)
     try:
         out = copy.deepcopy(model)
-    except RuntimeError as problem:
+    except (RuntimeError, TypeError) as problem:
         raise BadValue(
             f"model: it cannot be copied ({first_line(problem)}). Build it anew, or use torch.nn.utils.parametrizations in the "
             "place of the older weight_norm and spectral_norm."

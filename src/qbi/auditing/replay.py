@@ -1,11 +1,10 @@
 """What a real update gives away, the truth unknown: two checkpoints or a gradient, layer by layer.
 
 A row in which one sample stands alone gives that sample; a row with several gives a mixture. Which is which cannot be
-seen from one row. Two rows that give the same vector to the last digits tell more: mixtures of different rows do not agree, unless
-all samples send back the same up to a factor, as they do where the model has one output or two classes. So candidates are ranked
-by how many rows gave them, and those with two or more are called sure where the last layer's own gradient shows that samples send
-back different things. Where the weights that were sent are known and a rectifier follows, the whole batch may come apart, and then
-every sample is proven under the same condition: it sends nothing through just the rows that it leaves silent.
+seen from one row, and two rows that give the same vector do not prove it either: wherever samples send back the same up to a factor (one
+output, two classes, a saturated loss, one with corners), mixtures agree too. So candidates are ranked by how many rows agree on them,
+and nothing more is claimed. Where the weights that were sent are known and a rectifier follows, the whole batch may come apart, and
+then a sample is proven that sends nothing through just the rows that it leaves silent.
 """
 
 from collections.abc import Iterator, Mapping
@@ -22,8 +21,8 @@ from qbi.extraction import difference_rounding, read_rows, weight_difference
 from qbi.finite import is_finite
 from qbi.linear_maps import linear_rows
 
-SURE = 2
-"""Rows that must agree."""
+SEVERAL = 2
+"""Rows that agree."""
 
 
 @dataclass(frozen=True)
@@ -39,13 +38,11 @@ class LayerReplay:
     source: Int[Tensor, " k"]
     proven: int = 0
     """Candidates, the first ones, that the weights that were sent prove: a whole batch, taken apart."""
-    varied: bool = False
-    """Whether samples send different things back to this layer: only then does agreement of rows mean anything."""
 
     @property
-    def sure(self) -> int:
-        """Candidates that several rows agree on, where mixtures would not."""
-        return int((self.support >= SURE).sum()) if self.varied else 0
+    def agree(self) -> int:
+        """Candidates that several rows agree on: likely samples, not proven ones."""
+        return int((self.support >= SEVERAL).sum())
 
     def document(self) -> dict[str, Any]:
         """As plain data; the candidates themselves stay out."""
@@ -54,7 +51,7 @@ class LayerReplay:
             "rows": self.rows,
             "moved": self.moved,
             "candidates": len(self.support),
-            "sure": self.sure,
+            "agree": self.agree,
             "proven": self.proven,
             "support": self.support.tolist(),
             "source_rows": self.source.tolist(),
@@ -104,7 +101,7 @@ def replay(
             )
             proven = 0 if read.certified is None else int(read.certified.sum())
         moved = int((bias != 0).sum())
-        found.append(LayerReplay(layer, len(weight), moved, read.samples, read.support, read.rows, proven, varied))
+        found.append(LayerReplay(layer, len(weight), moved, read.samples, read.support, read.rows, proven))
     if not found and signs:
         raise DataError(
             f"replay: every weight of “{signs[0]}” moved by the same amount, as in a first step of Adam: only signs are left, and a sign "
@@ -112,9 +109,7 @@ def replay(
         )
     if not found:
         raise DataError("replay: no linear layer with a bias in it; there is nothing to divide by.")
-    return sorted(
-        found, key=lambda f: (f.proven, f.sure, int((f.support >= SURE).sum()), f.samples.shape[1]), reverse=True
-    )
+    return sorted(found, key=lambda f: (f.proven, f.agree, f.samples.shape[1]), reverse=True)
 
 
 VARIED = 1e-3
@@ -124,7 +119,7 @@ VARIED = 1e-3
 def _is_varied(gradient: Tensor) -> bool:
     """Whether a layer's gradient has rows of more than one direction, and more than two of them."""
     rows = gradient.double()
-    if len(rows) < SURE + 1:
+    if len(rows) < SEVERAL + 1:
         return False
     values = torch.linalg.svdvals(rows @ rows.T if len(rows) < rows.shape[1] else rows.T @ rows)
     return len(values) > 1 and float(values[1]) > VARIED**2 * float(values[0])

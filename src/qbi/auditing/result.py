@@ -10,6 +10,7 @@ from torch import Tensor
 from qbi.auditing.bounds import BoundPoint
 from qbi.auditing.client import Client
 from qbi.auditing.finding import Finding, Untested
+from qbi.auditing.negative import why_not_tested
 from qbi.metrics import EXACT, FAITHFUL, THRESHOLDS, Threshold
 from qbi.records import Interval
 
@@ -62,7 +63,8 @@ class AttackOutcome:
     def reads_at(self, wanted: Threshold) -> bool:
         """Whether something is read that well, or better, and a guess would miss it: anything where a match is close, clearly much else."""
         for threshold in THRESHOLDS[: THRESHOLDS.index(wanted) + 1]:
-            if self.beyond.get(threshold, 0.0) > (0.0 if threshold in (EXACT, FAITHFUL) else CLEARLY):
+            sharp = threshold in (EXACT, FAITHFUL) or self.guessed.get(threshold, 0.0) == 0
+            if self.beyond.get(threshold, 0.0) > (0.0 if sharp else CLEARLY):
                 return True
         return False
 
@@ -74,7 +76,9 @@ class AttackOutcome:
 
     def share_at(self, wanted: Threshold) -> float:
         """What is read at a threshold, where it is more than a guess."""
-        return self.recovered[wanted].mean if self.reads_at(wanted) else 0.0
+        if self.reads_at(wanted):
+            return self.recovered[wanted].mean
+        return self.beyond.get(wanted, 0.0) * (1 - self.guessed.get(wanted, 0.0))
 
 
 Status = Literal["leaks", "nothing read", "not tested"]
@@ -173,6 +177,8 @@ class AuditResult:
     """Names of all trained parameters."""
     parts: Mapping[str, int]
     """Of how many linear maps a parameter is made, where that is more than one; of many that are alike, how many must have been tried."""
+    elsewhere: frozenset[str]
+    """Trained parameters that are used in other ways than in a linear map too."""
     origins: Mapping[str, tuple[str, ...]]
     """For weights that were put together from others (a weight norm's): the parameters that are trained in their place."""
     threshold: Threshold
@@ -193,8 +199,8 @@ class AuditResult:
 
     @property
     def share(self) -> float:
-        """What the strongest attack reads at the audit's threshold, or better: what a gate goes by."""
-        return 0.0 if self.worst is None else self.worst.share_at(self.threshold)
+        """What the strongest attack reads at the audit's threshold, or what else leaves a layer: what a gate goes by."""
+        return max((o.share for o in self.outcomes), default=0.0)
 
     @property
     def outcomes(self) -> tuple[LayerOutcome, ...]:
@@ -214,27 +220,10 @@ class AuditResult:
         told = [s for s in self.beside if s.layer == layer and s.share > 0 and s.what == "tokens"]
         if told:
             return LayerOutcome(layer, "leaks", told[0].share, (told[0].what,), told[0].note, parameters)
-        reason = self._why_untested(tried, missing, finding)
+        reason = why_not_tested(self, tried, missing, finding)
         if reason:
             return LayerOutcome(layer, "not tested", 0.0, names, reason, parameters)
         return LayerOutcome(layer, "nothing read", 0.0, names, "", parameters)
-
-    def _why_untested(self, tried: list[AttackOutcome], missing: list[Untested], finding: Finding | None) -> str:
-        """Empty where a crafted model was tried, and could have been read."""
-        whole = [u for u in missing if u.attack == "every attack"]
-        if whole:
-            return whole[0].reason
-        crafted = [a for a in tried if a.crafted]
-        if crafted and all(a.centred for a in crafted):
-            return (
-                "what comes back to each of its rows adds up to nothing, as behind a norm or a softmax: rows hold differences of "
-                "samples only, and attacks that undo this were not tried."
-            )
-        if not crafted:
-            if missing:
-                return missing[0].reason
-            return "no crafted model was tried on it." if finding is None or finding.attackable else finding.reason
-        return ""
 
     @property
     def accounts(self) -> Mapping[str, Status]:

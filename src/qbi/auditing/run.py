@@ -193,6 +193,7 @@ def _assembled(
         gallery=Gallery() if strongest is None else make_gallery(strongest.trials[0], strongest.mounted, samples),
         trained=seen.uses.trained,
         parts={s.weight: min(s.groups, MOST_PARTS) for s in seen.uses.sites if s.groups > 1},
+        elsewhere=frozenset(n for n, said in seen.uses.others.items() if said and seen.uses.of(n)),
         origins={},
         threshold=RECOGNISABLE,
         seed=campaign.seed,

@@ -13,10 +13,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
+from torch.utils._pytree import tree_leaves
 
 from qbi.attacks import Carried, carry
 from qbi.auditing.finding import Finding, Untested
 from qbi.auditing.leftovers import look_written_out, share_unchanged, unread
+from qbi.calling import untouched
 from qbi.carrier import Carrier, Cause, Shortfall
 from qbi.errors import CannotMount, first_line
 from qbi.linear_maps import PART, others, spelled_out
@@ -47,7 +49,7 @@ def survey(model: nn.Module, sample: tuple[Tensor, ...]) -> Survey:
     traced = trace(model, sample)
     uses = uses_of(model, sample)
     names = {id(p): n for n, p in model.named_parameters() if p.requires_grad}
-    seen = [_look(traced, target, sample) for target in targets(traced)]
+    seen = [found for target in targets(traced) if (found := _looked_at(traced, target, sample)) is not None]
     for name in others(model):
         seen += _look_spelled_out(traced, model, name, sample)
     findings = [found for f in seen if (found := _with_parameters(f, model, names, uses)) is not None]
@@ -89,6 +91,8 @@ def _look_spelled_out(traced: Traced, model: nn.Module, name: str, sample: tuple
         return []
     try:
         own, inner = spelled_out(model, name)
+        if not _same_outputs(own, model, sample):
+            return []
         again = trace(own, sample)
         parts = [t for t in targets(again) if t.name.rpartition(".")[0] == inner.rpartition(".")[0]]
         return [replace(_look(again, target, sample), model=own) for target in parts]
@@ -97,10 +101,31 @@ def _look_spelled_out(traced: Traced, model: nn.Module, name: str, sample: tuple
         return []
 
 
+def _same_outputs(one: nn.Module, other: nn.Module, sample: tuple[Tensor, ...]) -> bool:
+    """Whether a model with a layer spelled out still computes the same."""
+    found = []
+    for model in (one, other):
+        with untouched(model), torch.no_grad():
+            torch.manual_seed(0)
+            found.append([v for v in tree_leaves(model(*sample)) if isinstance(v, Tensor) and v.is_floating_point()])
+    return len(found[0]) == len(found[1]) and all(
+        a.shape == b.shape and torch.allclose(a, b, rtol=1e-3, atol=1e-4 * float(b.abs().max()))
+        for a, b in zip(*found, strict=True)
+    )
+
+
 def _positions(value: object) -> int:
     if not isinstance(value, Tensor) or value.dim() < 3:
         return 1
     return int(math.prod(value.shape[2:])) if value.dim() > 3 else int(value.shape[1])
+
+
+def _looked_at(traced: Traced, target: Target, sample: tuple[Tensor, ...]) -> Finding | None:
+    """A layer as it stands; None where the graph does not lead to it, and it is written out by its use."""
+    try:
+        return _look(traced, target, sample)
+    except CannotMount:
+        return None
 
 
 def _look(traced: Traced, target: Target, sample: tuple[Tensor, ...]) -> Finding:

@@ -30,8 +30,8 @@ def replay(
 ) -> None:
     """Read what one client's real update gives away, without knowing the truth.
 
-    Candidates are ranked by how many rows gave them; those with two or more are sure to be single samples. For updates
-    of one's own clients.
+    Candidates are ranked by how many rows gave them; those with two or more are likely single samples,
+    which is no proof. For updates of one's own clients.
 
     [bold]Examples:[/bold]
 
@@ -66,7 +66,7 @@ def replay(
         typer.echo(document, nl=False)
         return
     table = Table(title="What this update gives away")
-    for name in ("layer", "rows", "rows that moved", "candidates", "sure", "proven"):
+    for name in ("layer", "rows", "rows that moved", "candidates", "agree", "proven"):
         table.add_column(name, justify="left" if name == "layer" else "right")
     for entry in found:
         table.add_row(
@@ -74,11 +74,11 @@ def replay(
             str(entry.rows),
             str(entry.moved),
             str(len(entry.support)),
-            str(entry.sure),
+            str(entry.agree),
             str(entry.proven),
         )
     console.print(table)
-    if after is None and all(f.sure == 0 and f.moved == f.rows for f in found):
+    if after is None and all(f.agree == 0 and f.moved == f.rows for f in found):
         console.print(
             "[yellow]No two rows agree and every row is filled: this looks like weights, not like a gradient. Give the weights before and "
             "after a step, or the gradient itself.[/yellow]"

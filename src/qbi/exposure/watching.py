@@ -38,7 +38,9 @@ class Watch:
         """The exposure of one layer; several calls (steps of time, gradient accumulation) stand one after another."""
         returned = self.shares.get(name, [])
         if all(share is None for share in returned):
-            raise BadValue(f"{name}: no forward and backward pass was seen there; the loss does not depend on it (of several outputs, the first is trained on).")
+            raise BadValue(
+                f"{name}: no forward and backward pass was seen there; the loss does not depend on it (of several outputs, the first is trained on)."
+            )
         above = self.above[name]
         shares = [
             torch.zeros(a.shape).to(self.inputs[name][0]) if s is None else s

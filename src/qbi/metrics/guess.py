@@ -9,10 +9,10 @@ from torch import Tensor
 from qbi.metrics.matching import Recoveries
 from qbi.metrics.thresholds import THRESHOLDS, Threshold
 
-MOST_GUESSED = 256
+MOST_GUESSED = 128
 """Samples from which the share of guesses that hit is taken."""
 
-MOST_OTHERS = 4096
+MOST_OTHERS = 1024
 """Other ones that a guess is taken from."""
 
 
@@ -33,9 +33,9 @@ class Guess:
 
         Copies of a sample are no guess, since nobody knows that it is repeated; `copies` of positions (padding, blank sky) are.
         """
-        loosest = recoveries[THRESHOLDS[-1]].recovered
+        read_at_all = torch.stack([recoveries[t].recovered for t in THRESHOLDS]).any(0)
         some = torch.arange(min(MOST_GUESSED, len(truth)))
-        asked = torch.cat([some, loosest.nonzero()[:, 0]])
+        asked = torch.cat([some, read_at_all.nonzero()[:, 0]])
         error = best_guess(truth, asked, others, copies=copies)
         share, beyond = {}, {}
         for threshold in THRESHOLDS:

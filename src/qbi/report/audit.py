@@ -116,11 +116,22 @@ def _threshold_words(document: Mapping[str, Any]) -> str:
     return threshold_words(wanted, document["data"]["kind"])
 
 
+def _leaks(document: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Everything that reads something: attacks, and what leaves a layer without one (tokens of a table)."""
+    read = {(a["attack"], a["layer"]) for a in document["attacks"]}
+    beside = [
+        {"attack": o["attacks"][0], "layer": o["layer"], "unit": o["attacks"][0], "share": o["share"]}
+        for o in document["outcomes"]
+        if o["status"] == "leaks" and (o["attacks"][0], o["layer"]) not in read
+    ]
+    return [*document["attacks"], *beside]
+
+
 def to_sarif(document: Mapping[str, Any], limit: float) -> dict[str, Any]:
     """SARIF 2.1.0: one result for each attack that reads more than the limit, an error; others are notes."""
     results = []
     words = _threshold_words(document)
-    for attack in document["attacks"]:
+    for attack in _leaks(document):
         share = attack["share"]
         if share == 0:
             continue
@@ -176,7 +187,7 @@ def to_junit(document: Mapping[str, Any], limit: float) -> str:
     """JUnit XML: one test for each attack on a layer; it fails where more than the limit is read."""
     cases, failures = [], 0
     words = _threshold_words(document)
-    for attack in document["attacks"]:
+    for attack in _leaks(document):
         share = attack["share"]
         name = quoteattr(printable(f"{attack['attack']} on {attack['layer']}"))
         text = f"{100 * share:.3g} % read {words}, allowed {100 * limit:.3g} %"

@@ -83,7 +83,7 @@ def _slope_below(traced: Traced, node: fx.Node, width: int) -> float:
         try:
             out = _apply(traced, node, given)
             (slope,) = torch.autograd.grad(out.sum(), values)
-        except (RuntimeError, TypeError, ValueError, IndexError, AttributeError):
+        except (RuntimeError, TypeError, ValueError, IndexError, AttributeError, AssertionError):
             return 1.0
         slopes.append(float(slope.mean()))
     return slopes[0] / slopes[1] if slopes[1] else 1.0

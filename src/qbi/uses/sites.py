@@ -220,7 +220,10 @@ def _with_paired_biases(listing: _Listing, out: Any, trained: Mapping[str, Tenso
     total = sum((v * torch.randn(v.shape, generator=draws).to(v)).sum() for v in values)
     assert isinstance(total, Tensor)
     outs = [o for i, _ in lone for o in listing.sums[i]]
-    found = torch.autograd.grad(total, [*spare.values(), *outs], allow_unused=True)
+    try:
+        found = torch.autograd.grad(total, [*spare.values(), *outs], allow_unused=True)
+    except RuntimeError:  # an output that autograd does not know, inside a function with its own backward pass
+        return listing.sites
     slopes: dict[str, Tensor | None] = dict(zip(spare, found, strict=False))
     backs = list(found[len(spare) :])
     sites = list(listing.sites)

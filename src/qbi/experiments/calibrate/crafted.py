@@ -62,7 +62,7 @@ def crafted_models(data: ImageData, base: nn.Sequential, architecture: str, seed
 
 def _prepared(auxiliary: Tensor, seed: int) -> Iterator[tuple[str, Attack]]:
     """Every crafting attack of the registry, for the batches at which it is to be found."""
-    for attack in (a for a in ATTACKS.values() if a.crafts):
+    for attack in (a for a in ATTACKS.values() if a.crafts and not a.heads):
         for size in attack.calibrated_at:
             name = attack.name if len(attack.calibrated_at) == 1 else f"{attack.name}, B = {size}"
             yield name, attack.prepare(Knowledge(size, NEURONS, auxiliary.shape[1], auxiliary, TRAP_SCALE, seed))

@@ -38,7 +38,7 @@ class Read:
     node: int
     layer: str
     candidates: int
-    sure: int
+    agree: int
     samples: Tensor = field(repr=False)
 
     def document(self) -> dict[str, Any]:
@@ -48,14 +48,14 @@ class Read:
             "node": str(self.node),
             "layer": self.layer,
             "candidates": self.candidates,
-            "sure": self.sure,
+            "agree": self.agree,
         }
 
 
 class Recording(Strategy):
     """Any strategy, wrapped: replies are read one by one before it aggregates them.
 
-    With `crafted`, what the clients get in the first round is the crafted model instead of the strategy's own. `sure` counts
+    With `crafted`, what the clients get in the first round is the crafted model instead of the strategy's own. `agree` counts
     candidates that several rows agree on: the truth stays with the clients.
     """
 
@@ -109,10 +109,10 @@ class Recording(Strategy):
         difference = weight_difference(sent, received)
         if self.crafted is not None and server_round == 1:
             found = read_reply(self.crafted, difference, received)
-            sure = int((found.support > 1).sum())
-            return [Read(server_round, node, self.crafted.layer, len(found.rows), sure, found.samples)]
+            agree = int((found.support > 1).sum())
+            return [Read(server_round, node, self.crafted.layer, len(found.rows), agree, found.samples)]
         layers = replay(difference, sent)
-        return [Read(server_round, node, f.layer, len(f.support), f.sure, f.samples[: f.sure]) for f in layers[:1]]
+        return [Read(server_round, node, f.layer, len(f.support), f.agree, f.samples[: f.agree]) for f in layers[:1]]
 
     def _write(self) -> None:
         document = {"readings": [r.document() for r in self.readings], "errors": self.errors}

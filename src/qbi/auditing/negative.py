@@ -1,0 +1,68 @@
+"""When “tested, nothing read” may be said of a layer, and what is said in its place where it may not.
+
+An attack that reads nothing shows that this attack reads nothing. To call a layer tested, everything that is known to decide what a
+server reads there must have been in the attacks' reach: rows and biases that can be written, a rectifier right behind them, nothing that
+undoes what they read, and several attacks on every batch. Wherever one of these is missing, a server that answers to it was not tried,
+and the layer is not tested.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from qbi.auditing.finding import Finding, Untested
+from qbi.metrics import EXACT
+
+if TYPE_CHECKING:
+    from qbi.auditing.result import AttackOutcome, AuditResult
+
+ENOUGH = 2
+"""Crafting attacks, each on every batch, without which nothing is called tested."""
+
+
+def why_not_tested(
+    result: "AuditResult", tried: Sequence["AttackOutcome"], missing: Sequence[Untested], finding: Finding | None
+) -> str:
+    """The reason; empty where the layer was tested."""
+    whole = [u for u in missing if u.attack == "every attack"]
+    if whole:
+        return whole[0].reason
+    crafted = [a for a in tried if a.crafted]
+    if not crafted or finding is None:
+        if missing:
+            return missing[0].reason
+        return "no crafted model was tried on it." if finding is None or finding.attackable else finding.reason
+    return _by_client(result) or _by_layer(result, crafted, finding) or _by_effort(result, crafted)
+
+
+def _by_client(result: "AuditResult") -> str:
+    client = result.client
+    if client.local_steps and client.training.optimiser == "adam":
+        return "Adam sends no gradient but a function of it; servers that undo it were not tried."
+    if client.local_steps > 1:
+        return "rows mix over several local steps; servers that undo this were not tried."
+    return ""
+
+
+def _by_layer(result: "AuditResult", crafted: Sequence["AttackOutcome"], finding: Finding) -> str:
+    if all(a.centred for a in crafted):
+        return (
+            "what comes back to each of its rows adds up to nothing, as behind a norm or a softmax: rows hold differences of "
+            "samples only, and attacks that undo this were not tried."
+        )
+    if any(name in result.elsewhere for name in finding.parameters):
+        return "its weights are used in other ways too; servers that tell the uses apart were not tried."
+    if not finding.followed:
+        return "what stands behind it could not be followed; servers that set it were not tried."
+    if not finding.target.has_bias:
+        return "it has no bias; rows were silenced by the data's mean alone, and other ways to do so were not tried."
+    if not finding.target.rectified:
+        return "no rectifier stands right behind it; servers that set what stands behind it were not tried."
+    return ""
+
+
+def _by_effort(result: "AuditResult", crafted: Sequence["AttackOutcome"]) -> str:
+    full = {a.attack for a in crafted if a.recovered[EXACT].count >= result.batches}
+    if len(full) >= ENOUGH:
+        return ""
+    names = ", ".join(dict.fromkeys(a.attack for a in crafted))
+    return f"only {names} was tried, or on one batch only; --layers all tries every attack on every batch."
