@@ -40,12 +40,12 @@ def drawn(seed: int, *, sure: bool = False) -> Case:
     def pick(choices):
         return choices[int(torch.randint(len(choices), (1,), generator=draws))]
 
-    batch = pick((16, 24, 32) if sure else (4, 8, 16, 24))
+    batch = pick((24, 32, 40) if sure else (4, 8, 16, 24))
     if sure:
-        loss = pick(("cross-entropy", "two classes", "smoothed", "yes or no", "margins"))
-        twist = pick(("none", "none", "dead rows", "on a line", "scaled", "nearly repeated", "repeated", "bytes"))
+        loss = pick(("cross-entropy", "cross-entropy", "two classes", "smoothed", "yes or no", "margins"))
+        twist = pick((*["none"] * 4, *["dead rows"] * 3, "scaled", "on a line", "nearly repeated", "repeated", "bytes"))
         attack = "passive" if twist == "bytes" else "cascade"
-        return Case(seed, "float32", loss, attack, pick((5, 8)) * batch, batch, pick((30, 60, 120)), twist)
+        return Case(seed, "float32", loss, attack, 6 * batch, batch, pick((60, 90, 120)), twist)
     return Case(
         seed,
         pick(("float32", "float32", "bfloat16", "float16")),
