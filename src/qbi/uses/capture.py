@@ -62,11 +62,11 @@ class Capture(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Run an operation; remember it if a tracked parameter takes part."""
-        from qbi.uses.operations import OPERATIONS
+        from qbi.uses.operations import MAPPED_IN_PARTS, OPERATIONS
 
         kwargs = kwargs or {}
         names = {self.tracked[id(v)] for v in flat((args, kwargs)) if id(v) in self.tracked}
-        if not names:
+        if not names and func not in MAPPED_IN_PARTS:
             return func(*args, **kwargs)
         known = OPERATIONS.get(func)
         if known is not None:
@@ -92,6 +92,8 @@ class Capture(TorchFunctionMode):
 
     def use(self, kind: Kind, given: Tensor, out: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         """Remember a use; the output to go on with."""
+        if self.name_of(weight) is None and self.name_of(bias) is None:
+            return out
         if (again := self.name_of(given)) is not None:
             # A parameter that also goes in: this use says only half of it.
             self.unknown.add(again)

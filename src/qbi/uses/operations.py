@@ -18,6 +18,8 @@ from qbi.uses.watcher import Watcher
 
 Handler = Callable[..., Any]
 OPERATIONS: dict[Callable[..., Any], Handler] = {}
+MAPPED_IN_PARTS: set[Callable[..., Any]] = set()
+"""Operations that torch cannot map over samples as a whole: their handlers are used whoever's weights they have."""
 
 
 def operation(*functions: Callable[..., Any]) -> Callable[[Handler], Handler]:

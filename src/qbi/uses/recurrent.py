@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from qbi.uses.kinds import Pairs
-from qbi.uses.operations import operation
+from qbi.uses.operations import MAPPED_IN_PARTS, operation
 from qbi.uses.watcher import Watcher
 
 Cell = Callable[[Tensor, Tensor, tuple[Tensor, ...]], tuple[Tensor, ...]]
@@ -41,6 +41,8 @@ def _product(watcher: Watcher, x: Tensor, weight: Tensor, bias: Tensor | None) -
 
 
 def _single(function: Callable[..., Any], cell: Cell, states: int) -> None:
+    MAPPED_IN_PARTS.add(function)
+
     @operation(function)
     def once(
         watcher: Watcher,
@@ -57,6 +59,8 @@ def _single(function: Callable[..., Any], cell: Cell, states: int) -> None:
 
 
 def _layers(function: Callable[..., Any], cell: Cell, states: int) -> None:
+    MAPPED_IN_PARTS.add(function)
+
     @operation(function)
     def layers(
         watcher: Watcher,
