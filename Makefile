@@ -1,5 +1,6 @@
 # Two commands matter: `make demo` does the main job, `make test` runs the tests.
 # Each sets up what it needs in .venv first.
+.DEFAULT_GOAL := demo
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -18,7 +19,7 @@ PUBLISHED := torchvision timm transformers monai torch_geometric peft accelerate
 ZOO := $(VENV)/.zoo-installed
 zoo: $(ZOO)
 $(ZOO): $(DEV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(VENV)/zoo $(PUBLISHED)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade -c constraints.txt --target $(VENV)/zoo $(PUBLISHED)
 	touch $@
 
 .PHONY: demo test test-long zoo check docs mutants bench clean
