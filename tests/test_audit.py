@@ -135,7 +135,7 @@ DOUBTS = {
         "lets 90 %",
     ),
     "no linear layer": (
-        {"model": lambda: nn.Sequential(nn.LayerNorm(20))},
+        {"model": lambda: nn.Sequential(nn.LayerNorm(20)), "loss": "cross-entropy"},
         "no linear layer",
     ),
     "tracing fell back": (
@@ -155,6 +155,7 @@ def test_reasons_to_doubt_are_said(change, words):
         client=Client(10),
         batches=change.get("batches", 3),
         layers=change.get("layers", "most exposed"),
+        loss=change.get("loss", "auto"),
         defences=False,
     )
     assert any(words in doubt for doubt in result.doubts), result.doubts

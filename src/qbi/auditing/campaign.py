@@ -16,7 +16,7 @@ from qbi.auditing.result import AttackOutcome
 from qbi.auditing.slim import sparse_backward
 from qbi.auditing.trial import Answer, Trial, read_answer, take_answer
 from qbi.defences import StepDefence
-from qbi.errors import BadValue, CannotRead, QbiError, first_line
+from qbi.errors import BadValue, CannotMount, CannotRead, QbiError, first_line
 from qbi.metrics import EXACT, FAITHFUL, THRESHOLDS, mean_interval, mean_leakage
 from qbi.randomness import generator
 
@@ -78,6 +78,10 @@ class Campaign(Domain):
         """One attack on one layer, on every batch with fresh rows."""
         try:
             mounted = self.mounted(attack, finding)
+        except (CannotMount, CannotRead) as problem:
+            return Untested(attack.name, finding.name, str(problem))
+        except QbiError:
+            raise  # the user's to mend: too little auxiliary data, a setting that cannot be
         except Exception as problem:
             return Untested(attack.name, finding.name, _said(problem))
         try:
