@@ -7,7 +7,11 @@ import torch
 from torch import nn
 
 from certificates import LOSSES, PRECISIONS, Tally, drawn, sent
+from qbi import client_step, mount
+from qbi.attacks import Reading
+from qbi.attacks.registry import ATTACKS
 from qbi.auditing import Client, audit
+from qbi.auditing.replay import difference, replay
 from qbi.errors import CannotRead
 from qbi.federation.local import LocalTraining
 from qbi.metrics import EXACT, FAITHFUL, match
@@ -71,3 +75,30 @@ def test_every_kind_of_case_is_drawn():
     assert {c.precision for c in cases} == set(PRECISIONS)
     assert {c.loss for c in cases} == set(LOSSES)
     assert torch.tensor([c.batch for c in cases]).unique().numel() > 3
+
+
+@pytest.mark.parametrize("outputs", [1, 2])
+@pytest.mark.parametrize("batch", [2, 4])
+def test_samples_that_send_the_same_are_not_certified(outputs, batch):
+    """All fire the same rows, and one number says what each sends back: every row gives one mixture, which agrees with itself."""
+    for seed in range(4):
+        x = 1 + 0.3 * torch.randn(batch, 20, generator=generator(seed, "alike"))
+        y = torch.arange(batch) % 2
+        torch.manual_seed(seed)
+        model = nn.Sequential(nn.Linear(20, 30), nn.ReLU(), nn.Linear(30, outputs))
+        model[0].bias.data += 3
+        mounted = mount(model, ATTACKS["passive"](), x[:2], generator(seed, "rows"), layer="0")
+        assert not mounted.read(client_step(mounted.model, x, y), Reading()).certified.any()
+
+
+def test_what_came_apart_is_not_proven_where_the_batch_may_be_larger():
+    """Two clusters of two come apart as two samples, which are mixtures."""
+    draws = torch.Generator().manual_seed(2)
+    x = torch.randn(4, 40, generator=draws)
+    x, y = x[torch.arange(4) % 2] + 0.01 * x, torch.tensor([0, 1, 2, 0])
+    torch.manual_seed(2)
+    model = nn.Sequential(nn.Linear(40, 60), nn.ReLU(), nn.Linear(60, 3))
+    before = {n: p.detach().clone() for n, p in model.named_parameters()}
+    update = client_step(model, x, y).gradients
+    after = {n: p - 0.1 * update[n] for n, p in before.items()}
+    assert all(layer.proven == 0 for layer in replay(difference(before, after), before))

@@ -308,6 +308,7 @@ def test_two_checkpoints_prove_a_batch(cifar):
         before["1.bias"],
         shape=(3, 32, 32),
         varied=True,
+        batch_size=20,
     )
     assert int(found.certified.sum()) == 20
     assert recalls(found, x)[FAITHFUL].recall == 1

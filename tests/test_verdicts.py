@@ -8,6 +8,8 @@ from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 
 from qbi import EXACT, audit
 from qbi.auditing import Client
+from qbi.auditing.run import as_samples
+from qbi.auditing.trial import chosen_batch
 from qbi.federation.local import LocalTraining
 from qbi.metrics import Guess, match
 from qbi.report.audit import to_junit, to_sarif
@@ -399,3 +401,74 @@ def test_losses_that_take_their_own_data_only():
     model = nn.Sequential(nn.Linear(20, 60), nn.ReLU(), nn.Linear(60, 3))
     result = audited(model, loss=nn.CrossEntropyLoss(weight=torch.ones(3)))
     assert result.status == "leaks"
+
+
+def test_what_too_little_came_back_for_is_not_called_tested():
+    """A saturated head sends nothing back; a server that sets the head too reads everything."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(20, 60), nn.ReLU(), nn.Linear(60, 3))
+    model[2].requires_grad_(False)
+    model[2].bias.data[0] = 500.0
+    result = audited(model, TABLE, LABELS * 0)
+    assert result.status != "nothing read"
+
+
+def test_an_output_that_goes_two_ways_has_no_rectifier_behind_it():
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc, self.head = nn.Linear(20, 60), nn.Linear(60, 3)
+
+        def forward(self, x):
+            z = self.fc(x)
+            return self.head(z.relu() + z)
+
+    torch.manual_seed(0)
+    assert next(o for o in audited(Twice(), size=16).outcomes if o.layer == "fc").status != "nothing read"
+
+
+def test_what_is_read_in_a_first_look_is_not_lost():
+    torch.manual_seed(70)
+    x, y = torch.randn(400, 20), torch.arange(400) % 3
+    model = nn.Sequential(nn.Linear(20, 1), nn.ReLU(), nn.Linear(1, 1), nn.ReLU(), nn.Linear(1, 3))
+    for seed in (11, 70):
+        result = audit(
+            model, (x, y), client=Client(64), batches=2, seed=seed, attacks=["qbi", "measured"], defences=False
+        )
+        brief = [a for a in result.attacks if a.reads]
+        assert not brief or result.status == "leaks"
+        assert result.share == max((a.share_at(result.threshold) for a in result.attacks), default=0.0)
+
+
+def test_a_model_that_fails_on_a_sample_does_not_end_the_audit():
+    class Fussy(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc, self.head = nn.Linear(20, 30), nn.Linear(30, 3)
+
+        def forward(self, x):
+            if bool((x > 50).any()):
+                raise RuntimeError("value out of range")
+            return self.head(self.fc(x).relu())
+
+    x = TABLE.clone()
+    x[int(chosen_batch(as_samples((TABLE, LABELS)), Client(8), 0, 0)[3]), 0] = 99.0
+    torch.manual_seed(0)
+    assert audit(Fussy(), (x, LABELS), client=Client(8), batches=2, defences=False).accounts
+
+
+def test_tokens_of_a_frozen_table_count_for_the_gate():
+    class Pooled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table, self.fc, self.head = nn.Embedding(50, 64), nn.Linear(64, 40), nn.Linear(40, 3)
+            self.table.requires_grad_(False)
+
+        def forward(self, ids):
+            return self.head(torch.tanh(self.fc(self.table(ids))).mean(1))
+
+    torch.manual_seed(0)
+    result = audited(Pooled(), torch.randint(50, (80, 6), generator=DRAWS), size=4)
+    tokens = next(s for s in result.beside if s.what == "tokens")
+    assert result.share >= tokens.share > 0.9
+    assert "<failure" in to_junit(result.document(), 0.9)

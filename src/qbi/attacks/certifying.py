@@ -6,6 +6,7 @@ a sample, and only if all of this holds:
 - gradients are as fine as float32's, so that the tests below are strict;
 - the server knows what each label sends back (classes and a loss that is a mean or a sum over samples): where any target is possible,
   several samples that fire the same rows look like one;
+- the model has three outputs or more: with fewer, all samples send back the same up to a factor, and mixtures look like one;
 - the sample stands there once: one that seems to be there twice may be two that are alike;
 - run through the model, it gives the bias gradient of the row it was read from, all others taken off, to within that row's rounding;
 - that row, all others taken off, gives the very sample that is reported;
@@ -28,6 +29,9 @@ from qbi.extraction.system import System
 COARSEST = 2.0**-20
 """Rounding of gradients above which nothing is certified."""
 
+FEWEST_OUTPUTS = 3
+"""With one output, or two classes, every sample sends back the same up to a factor, and a mixture may look like one of them."""
+
 ONCE = 1e-3
 """How far from one a sample's count may be."""
 
@@ -39,6 +43,8 @@ def certify(system: System, tail: ByLabel | ByNumber | None, found: Found, batch
     """Which of the found samples are proven."""
     none = torch.zeros(len(found), dtype=torch.bool, device=found.coefficients.device)
     if len(found) == 0 or not isinstance(tail, ByLabel) or system.rounding > COARSEST or not tail.is_sure:
+        return none
+    if tail.behind.outputs < FEWEST_OUTPUTS:
         return none
     z = found.coefficients @ system.products
     everyone = torch.arange(len(found), device=z.device)

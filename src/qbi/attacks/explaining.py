@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from qbi.attacks.base import Carried, Reading
 from qbi.attacks.behind import Behind
-from qbi.attacks.weighing import agreed, class_weights
+from qbi.attacks.weighing import AGREE, agreed, class_weights
 from qbi.errors import CannotRead, first_line
-from qbi.extraction.decoding import MOST_REPEATS, row_bound
+from qbi.extraction.decoding import MOST_REPEATS, distinct, row_bound
 from qbi.extraction.system import System
 from qbi.federation.client import Loss
 from qbi.records import Update
@@ -167,6 +167,10 @@ def tail_for(carried: Carried, update: Update, how: Reading, system: System) -> 
     return _scaled(tail, system), behind.outputs
 
 
+FEWEST_DIFFERENT = 4
+"""Different samples that must give one factor for it to be known."""
+
+
 def _scaled(tail: ByLabel, system: System) -> ByLabel:
     """With the factor that rows agree on, where the one that is expected explains none of them."""
     rows = (system.bias != 0).nonzero()[:, 0]
@@ -177,8 +181,14 @@ def _scaled(tail: ByLabel, system: System) -> ByLabel:
     _, _, miss = tail.explain(z, rows, wanted, system)
     if tail.is_sure and bool((miss < row_bound(system, noise / wanted.abs())).any()):
         return tail
-    factor = agreed(torch.cat(list(tail.ratios(z, rows, wanted, system))))
-    return tail if factor is None else replace(tail, scale=tail.scale / factor, is_sure=True)
+    ratios = torch.stack(list(tail.ratios(z, rows, wanted, system)))
+    factor = agreed(ratios.flatten())
+    if factor is None:
+        return tail
+    close = ((ratios / factor - 1).abs() < AGREE).any(0).nonzero()[:, 0]
+    different, _ = distinct(z, close, z[:0], torch.zeros_like(wanted))
+    # One mixture in all rows agrees with itself; several different samples that give one factor do not by chance.
+    return replace(tail, scale=tail.scale / factor, is_sure=len(different) >= FEWEST_DIFFERENT)
 
 
 def _labels(model: nn.Module, update: Update, outputs: int) -> Tensor:

@@ -224,11 +224,13 @@ def read_states(
     rounding: float | None = None,
     shape: tuple[int, ...] = (),
     varied: bool = False,
+    batch_size: int | None = None,
 ) -> Candidates:
     """Read a rectified layer from its gradients and the weights that were sent, nothing being known of the rest of the model.
 
     A batch that unmixing takes apart proves itself: each sample sends nothing through just the rows that it leaves silent. That holds
-    where samples send back `varied` things; where all send the same up to a factor, those that fire the same rows look like one.
+    where samples send back `varied` things, and where there are as many independent ones as samples in the batch; else samples that fire
+    the same rows look like one.
     """
     single = read_rows(weight_gradient, bias_gradient, rounding=rounding)
     single = replace(single, **_unproven(len(single.rows), single.samples))
@@ -246,7 +248,7 @@ def read_states(
     silent = _silent_where_it_must_be(system, shares, coefficients @ system.products)
     if not bool(silent.any()):
         return single
-    proven = silent & (varied and system.rounding < COARSEST_SILENCE)
+    proven = silent & (varied and system.rank == batch_size and system.rounding < COARSEST_SILENCE)
     samples = formed(system, coefficients, weight_gradient).to(single.samples.dtype)
     rows = system.kept[(shares.abs() / system.sizes).argmax(1)]
     order = proven.to(torch.uint8).argsort(descending=True, stable=True)

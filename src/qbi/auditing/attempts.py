@@ -77,7 +77,8 @@ def _briefly(
     unread = [a for a in tried if a is not worst and not a.outcome.reads and a.finding.is_provable]
     unread = unread[: max(1, most // len(attacks))]
     chosen = [worst.finding, *(a.finding for a in unread)]
-    return chosen, [a for a in tried if a is not worst and a not in unread], untested
+    # What was read briefly counts, whatever other rows read in full.
+    return chosen, [a for a in tried if a.outcome.reads or (a is not worst and a not in unread)], untested
 
 
 def _chosen(findings: Sequence[Finding], wanted: str) -> list[Finding]:

@@ -51,13 +51,26 @@ class Campaign(Domain):
                 mounted = self._as_it_is(attack, finding)
                 trials = [self.read(mounted, self.answer(mounted, 0))]
                 if any(r.recovered.any() for r in trials[0].recoveries.values()):
-                    trials += [self.read(mounted, self.answer(mounted, number)) for number in range(1, self.batches)]
+                    trials += self._more(mounted, 1)
             except Exception as problem:
                 # Whatever a model does in one layer's trial, the audit goes on with the others.
                 yield Untested(attack.name, finding.name, _said(problem))
                 continue
             whole = finding.untouched and finding.reach == "exact"
             yield Attempt(mounted, finding, self._outcome(mounted, finding, trials, whole=whole), tuple(trials))
+
+    def _more(self, mounted: Mounted, first: int, gain: float | None = None) -> list[Trial]:
+        """The batches from one on; one that fails ends it, and does not undo what was read before."""
+        trials = []
+        for number in range(first, self.batches):
+            try:
+                if gain is not None:
+                    self.write(mounted, number, gain)
+                trials.append(self.read(mounted, self.answer(mounted, number)))
+            except Exception as problem:
+                logging.getLogger("qbi.audit").warning("%s, batch %d: %s", mounted.layer, number, _said(problem))
+                break
+        return trials
 
     def _as_it_is(self, attack: type[Attack], finding: Finding) -> Mounted:
         target = finding.target
@@ -87,9 +100,10 @@ class Campaign(Domain):
         try:
             gain, gains, first = self._best_gain(mounted)
             trials = [] if first is None or not self.brief else [first]
-            for number in range(len(trials), self.batches):
-                self.write(mounted, number, gain)
-                trials.append(self.read(mounted, self.answer(mounted, number)))
+            if not trials:
+                self.write(mounted, 0, gain)
+                trials.append(self.read(mounted, self.answer(mounted, 0)))
+            trials += self._more(mounted, 1, gain)
             if first is not None and not any(t.recoveries[FAITHFUL].recovered.any() for t in trials):
                 # Rows that read something of the first batch were found on the way: it does not go unsaid.
                 trials[0] = first

@@ -38,7 +38,7 @@ def _by_client(result: "AuditResult") -> str:
     client = result.client
     if client.local_steps and client.training.optimiser == "adam":
         return "Adam sends no gradient but a function of it; servers that undo it were not tried."
-    if client.local_steps > 1:
+    if client.local_steps > 1 or client.training.epochs > 1:
         return "rows mix over several local steps; servers that undo this were not tried."
     return ""
 
@@ -55,6 +55,8 @@ def _by_layer(result: "AuditResult", crafted: Sequence["AttackOutcome"], finding
         return "what stands behind it could not be followed; servers that set it were not tried."
     if not finding.target.has_bias:
         return "it has no bias; rows were silenced by the data's mean alone, and other ways to do so were not tried."
+    if any(a.measured["recall"] > 0 for a in crafted):
+        return "samples stood alone in its rows, but too little came back for them; servers that set what stands behind it were not tried."
     if not finding.target.rectified:
         return "no rectifier stands right behind it; servers that set what stands behind it were not tried."
     return ""

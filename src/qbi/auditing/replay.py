@@ -4,7 +4,8 @@ A row in which one sample stands alone gives that sample; a row with several giv
 seen from one row, and two rows that give the same vector do not prove it either: wherever samples send back the same up to a factor (one
 output, two classes, a saturated loss, one with corners), mixtures agree too. So candidates are ranked by how many rows agree on them,
 and nothing more is claimed. Where the weights that were sent are known and a rectifier follows, the whole batch may come apart, and
-then a sample is proven that sends nothing through just the rows that it leaves silent.
+then a sample is proven that sends nothing through just the rows that it leaves silent, if the batch is known to have no more samples
+than came apart: samples that fire the same rows would pass for one.
 """
 
 from collections.abc import Iterator, Mapping
@@ -74,7 +75,11 @@ def linear_pairs(update: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor, Te
 
 
 def replay(
-    update: Mapping[str, Tensor], before: Mapping[str, Tensor] | None = None, *, shape: tuple[int, ...] = ()
+    update: Mapping[str, Tensor],
+    before: Mapping[str, Tensor] | None = None,
+    *,
+    shape: tuple[int, ...] = (),
+    batch_size: int | None = None,
 ) -> list[LayerReplay]:
     """Read every linear layer with a bias out of an update, the most telling layer first.
 
@@ -97,7 +102,14 @@ def replay(
             own = sent[layer]
             rounding = difference_rounding(own[0].float(), weight)
             read = read_states(
-                weight, bias, own[0].float(), own[1].float(), rounding=rounding, shape=shape, varied=varied
+                weight,
+                bias,
+                own[0].float(),
+                own[1].float(),
+                rounding=rounding,
+                shape=shape,
+                varied=varied,
+                batch_size=batch_size,
             )
             proven = 0 if read.certified is None else int(read.certified.sum())
         moved = int((bias != 0).sum())

@@ -200,7 +200,12 @@ class AuditResult:
     @property
     def share(self) -> float:
         """What the strongest attack reads at the audit's threshold, or what else leaves a layer: what a gate goes by."""
-        return max((o.share for o in self.outcomes), default=0.0)
+        return max([o.share for o in self.outcomes] + [s.share for s in self.tokens], default=0.0)
+
+    @property
+    def tokens(self) -> tuple[SideReading, ...]:
+        """Tables whose tokens are read without an attack, trained ones or frozen."""
+        return tuple(s for s in self.beside if s.what == "tokens" and s.share > 0)
 
     @property
     def outcomes(self) -> tuple[LayerOutcome, ...]:
@@ -214,12 +219,12 @@ class AuditResult:
         finding = next((f for f in self.layers if f.name == layer), None)
         parameters = tuple(n for u in missing for n in u.parameters) if finding is None else finding.parameters
         names = tuple(a.attack for a in tried)
-        share = max((a.share_at(self.threshold) for a in tried), default=0.0)
+        told = [s for s in self.tokens if s.layer == layer]
+        share = max([a.share_at(self.threshold) for a in tried] + [s.share for s in told], default=0.0)
         if any(a.reads for a in tried):
             return LayerOutcome(layer, "leaks", share, names, "", parameters)
-        told = [s for s in self.beside if s.layer == layer and s.share > 0 and s.what == "tokens"]
         if told:
-            return LayerOutcome(layer, "leaks", told[0].share, (told[0].what,), told[0].note, parameters)
+            return LayerOutcome(layer, "leaks", share, (told[0].what,), told[0].note, parameters)
         reason = why_not_tested(self, tried, missing, finding)
         if reason:
             return LayerOutcome(layer, "not tested", 0.0, names, reason, parameters)
@@ -246,7 +251,7 @@ class AuditResult:
     def status(self) -> Status:
         """Of the model: it leaks if a layer does; nothing was read only where every trained parameter was tested."""
         states = set(self.accounts.values())
-        if "leaks" in states:
+        if "leaks" in states or self.tokens:
             return "leaks"
         return "nothing read" if states == {"nothing read"} else "not tested"
 

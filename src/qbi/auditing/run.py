@@ -1,10 +1,11 @@
 """The audit: look into the model, attack it on the user's data, doubt the result, and say what would help."""
 
+import logging
 import platform
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +27,7 @@ from qbi.auditing.leftovers import MOST_PARTS
 from qbi.auditing.losses import OWN, check_value, choose_loss
 from qbi.auditing.plain import plain
 from qbi.auditing.remedies import advise, defended
-from qbi.auditing.result import AuditResult, Gallery
+from qbi.auditing.result import AuditResult, DefenceOutcome, Gallery
 from qbi.auditing.samples import (
     TARGETS,
     Samples,
@@ -40,7 +41,7 @@ from qbi.auditing.samples import (
 from qbi.auditing.survey import Survey, probe_of, survey
 from qbi.auditing.threads import fitting_threads
 from qbi.calling import untouched
-from qbi.errors import BadValue, DataError
+from qbi.errors import BadValue, DataError, QbiError, first_line
 from qbi.federation.client import Loss, run_model
 from qbi.finite import is_finite
 from qbi.metrics import RECOGNISABLE, Threshold
@@ -48,6 +49,7 @@ from qbi.records import ImageData, TextData
 from qbi.routing.graph import Traced
 from qbi.routing.path import find_path, in_outline
 
+T = TypeVar("T")
 Data = Samples | ImageData | TextData | Tensor | tuple[Tensor, ...] | Any
 
 
@@ -155,11 +157,13 @@ def _assembled(
     outcomes = tuple(a.outcome for a in attempts)
     worst = max(outcomes, key=lambda o: o.badness(RECOGNISABLE), default=None)
     say("predicting other settings")
-    curve = None if strongest is None else forecast(campaign, strongest)
+    curve = None if strongest is None else _unless_it_fails(lambda: forecast(campaign, strongest), None)
     say("trying defences")
     judges = [a for a in (strongest, _most(attempts, crafted=False)) if a is not None and a.outcome.reads]
     judges = judges or [a for a in (strongest,) if a is not None]
-    after = defended(campaign, judges) if judges and defences and not client.local_steps else ()
+    wanted = bool(judges) and defences and not client.local_steps
+    none: tuple[DefenceOutcome, ...] = ()
+    after = _unless_it_fails(lambda: defended(campaign, judges), none) if wanted else none
     points = budget_points(samples, campaign.seed)
     full = [
         a
@@ -184,7 +188,7 @@ def _assembled(
         path=() if strongest is None else _path(traced, strongest.outcome.layer),
         attacks=outcomes,
         untested=tuple(untested),
-        beside=side_readings(campaign, findings),
+        beside=_unless_it_fails(lambda: side_readings(campaign, findings), ()),
         defences=after,
         curve=curve,
         budgets=points,
@@ -200,6 +204,17 @@ def _assembled(
         versions={"qbi": qbi.__version__, "torch": torch.__version__, "python": platform.python_version()},
         seconds=0.0,
     )
+
+
+def _unless_it_fails(work: Callable[[], T], otherwise: T) -> T:
+    """What is told beside the verdict; a model that fails on some batch does not end an audit."""
+    try:
+        return work()
+    except QbiError:
+        raise
+    except Exception as problem:
+        logging.getLogger("qbi.audit").warning("left out: %s: %s", type(problem).__name__, first_line(problem))
+        return otherwise
 
 
 def _most(attempts: Sequence[Attempt], *, crafted: bool) -> Attempt | None:

@@ -47,10 +47,9 @@ def percent(share: float) -> str:
 
 
 def _beside(result: "AuditResult") -> str:
-    leaking = next(o for o in result.outcomes if o.status == "leaks")
-    what = ", ".join(leaking.attacks)
+    leaking = max(result.tokens, key=lambda s: s.share)
     return (
-        f"A server that only looks on reads {what}: {100 * leaking.share:.0f} % of those in a batch, through “{leaking.layer}”. "
+        f"A server that only looks on reads {leaking.what}: {100 * leaking.share:.0f} % of those in a batch, through “{leaking.layer}”. "
         "No sample was read whole."
     )
 

@@ -118,11 +118,10 @@ def _threshold_words(document: Mapping[str, Any]) -> str:
 
 def _leaks(document: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Everything that reads something: attacks, and what leaves a layer without one (tokens of a table)."""
-    read = {(a["attack"], a["layer"]) for a in document["attacks"]}
     beside = [
-        {"attack": o["attacks"][0], "layer": o["layer"], "unit": o["attacks"][0], "share": o["share"]}
-        for o in document["outcomes"]
-        if o["status"] == "leaks" and (o["attacks"][0], o["layer"]) not in read
+        {"attack": s["what"], "layer": s["layer"], "unit": s["what"], "share": s["share"]}
+        for s in document.get("beside", ())
+        if s["what"] == "tokens" and s["share"] > 0
     ]
     return [*document["attacks"], *beside]
 

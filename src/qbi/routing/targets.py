@@ -43,16 +43,30 @@ def targets(traced: Traced) -> list[Target]:
             name = str(node.target)
             behind = activation_behind(traced, node)
             activation = "none" if behind is None else name_of(traced, behind)
-            slope = 1.0 if behind is None else _slope_below(traced, behind, module.out_features)
+            several = _goes_on_twice(traced, node)
+            slope = 1.0 if behind is None or several else _slope_below(traced, behind, module.out_features)
             has_bias = module.bias is not None and module.bias.requires_grad
             found[name] = Target(name, module.out_features, module.in_features, has_bias, activation, slope)
     return list(found.values())
 
 
+def _users(traced: Traced, node: fx.Node) -> list[fx.Node]:
+    """What goes on with a node's values; who only asks for their shape does not."""
+    asks = [user for user in node.users if user in traced.values and not tensors(traced.values[user])]
+    return [user for user in node.users if user not in asks]
+
+
+def _goes_on_twice(traced: Traced, node: fx.Node) -> bool:
+    """Whether a layer's output reaches more than one thing: then no single activation stands behind it."""
+    users = _users(traced, node)
+    if len(users) != 1:
+        return len(users) > 1
+    return name_of(traced, users[0]) in PASSED and _goes_on_twice(traced, users[0])
+
+
 def activation_behind(traced: Traced, node: fx.Node) -> fx.Node | None:
     """The first thing behind a node that is more than a reshape or a dropout."""
-    asks = [user for user in node.users if user in traced.values and not tensors(traced.values[user])]  # for a shape
-    users = [user for user in node.users if user.op != "output" and user not in asks]
+    users = [user for user in _users(traced, node) if user.op != "output"]
     if not users:
         return None
     return activation_behind(traced, users[0]) if name_of(traced, users[0]) in PASSED else users[0]
