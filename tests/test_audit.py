@@ -533,7 +533,7 @@ def test_the_report_in_a_browser(place, tmp_path):
             before = page.locator("#chart path").get_attribute("d")
             page.locator("#neurons").focus()
             page.keyboard.press("Home")
-            assert page.locator("#neurons-value").inner_text() == "10"
+            assert page.locator("#neurons-value").inner_text() == "20"
             assert page.locator("#chart path").get_attribute("d") != before
             page.locator("#batch").fill("0")
             assert page.locator("#batch-value").inner_text() == "2"
