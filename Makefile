@@ -16,10 +16,12 @@ test-long: $(DEV)
 # Published packages for tests/test_published.py, in a folder of their own: one that does not match this torch, as torchvision's
 # builds do now and then, must not be importable anywhere else.
 PUBLISHED := torchvision timm transformers monai torch_geometric peft accelerate huggingface_hub
+# What they import beside torch; named one by one, since their own lists would bring another torch.
+NEEDED := regex psutil aiohttp aiohappyeyeballs aiosignal frozenlist multidict propcache yarl attrs
 ZOO := $(VENV)/.zoo-installed
 zoo: $(ZOO)
 $(ZOO): $(DEV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade -c constraints.txt --target $(VENV)/zoo $(PUBLISHED)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade -c constraints.txt --target $(VENV)/zoo $(PUBLISHED) $(NEEDED)
 	touch $@
 
 .PHONY: demo test test-long zoo check docs mutants bench clean
