@@ -36,6 +36,7 @@ def test_no_certificate_is_wrong():
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("part", range(8))
 def test_no_certificate_of_ten_thousand_is_wrong(part):
     """Each part certifies at least 1,250 samples, and looks at cases in which nothing may be certified."""
