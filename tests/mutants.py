@@ -89,7 +89,7 @@ FAULTS = [
     ),
     (
         "auditing/result.py",
-        'return "nothing read" if states == {"nothing read"} else "not tested"',
+        'return "nothing read" if states == {"nothing read"} and looked else "not tested"',
         'return "nothing read"',
         "test_zoo.py",
     ),
@@ -323,7 +323,7 @@ FAULTS = [
     ),
     (
         "metrics/guess.py",
-        "return torch.minimum(nearest, (known.mean(0) - mine).square().mean(1))",
+        "return torch.minimum(apart.amin(1).square() / truth.shape[1], (known.mean(0) - mine).square().mean(1))",
         "return (known.mean(0) - mine).square().mean(1)",
         "test_evidence.py",
     ),
@@ -351,6 +351,21 @@ FAULTS = [
         '"bfloat16": 2.0**-12',
         "test_evidence.py",
     ),
+    ("attacks/certifying.py", "COARSEST = 2.0**-20", "COARSEST = 1.0", "test_certificates.py"),
+    ("attacks/certifying.py", "FEWEST_OUTPUTS = 3", "FEWEST_OUTPUTS = 1", "test_certificates.py"),
+    ("attacks/certifying.py", "((times - 1).abs() < ONCE)", "(times > 0)", "test_strongest.py"),
+    (
+        "attacks/certifying.py",
+        "return moved > SHARPLY * bound * mine.abs()",
+        "return moved >= 0",
+        "test_certificates.py",
+    ),
+    ("attacks/states.py", "varied and system.rank == batch_size and", "varied and", "test_certificates.py"),
+    ("attacks/explaining.py", "is_sure=len(different) >= FEWEST_DIFFERENT", "is_sure=False", "test_certificates.py"),
+    ("auditing/negative.py", "if not finding.target.rectified:", "if False:", "test_verdicts.py"),
+    ("auditing/negative.py", 'a.measured["recall"] > 0', "False", "test_verdicts.py"),
+    ("auditing/attempts.py", "if a.outcome.reads or (", "if (", "test_verdicts.py"),
+    ("auditing/result.py", "+ [s.share for s in self.tokens]", "", "test_verdicts.py"),
 ]
 
 
@@ -366,7 +381,7 @@ def survives(file: str, before: str, after: str, tests: str) -> bool:
         if before not in text:
             raise SystemExit(f"{file}: {before!r} is no longer there; mend the list.")
         path.write_text(text.replace(before, after, 1), encoding="utf-8")
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "-m", "not serial", f"tests/{tests}"]
+        command = [sys.executable, "-m", "pytest", "-x", "-q", "-m", "not serial and not long", f"tests/{tests}"]
         environment = {"PYTHONPATH": str(copy / "src"), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"}
         return subprocess.run(command, cwd=copy, env=environment, capture_output=True, check=False).returncode == 0
 

@@ -92,6 +92,18 @@ def test_samples_that_send_the_same_are_not_certified(outputs, batch):
         assert not mounted.read(client_step(mounted.model, x, y), Reading()).certified.any()
 
 
+@pytest.mark.parametrize("seed", [2, 61])
+def test_a_saturated_loss_certifies_no_mixture(seed):
+    """Large positive inputs: every sample of a label sends the same, and 1·x − 1.03·y + 1.03·z passed for a sample."""
+    torch.manual_seed(seed)
+    x, y = (torch.rand(20) + 1 + 0.3 * torch.randn(8, 20)) * 255, torch.randint(0, 3, (8,))
+    model = nn.Sequential(nn.Linear(20, 60), nn.ReLU(), nn.Linear(60, 3))
+    mounted = mount(model, ATTACKS["passive"](), x[:2], generator(seed, "rows"), layer="0")
+    found = mounted.read(client_step(mounted.model, x, y), Reading(seed=seed))
+    own = found.samples[found.certified].double()
+    assert (torch.cdist(own, x.double()) / (x.std() * 20**0.5)).amin(1).le(0.03).all()
+
+
 def test_what_came_apart_is_not_proven_where_the_batch_may_be_larger():
     """Two clusters of two come apart as two samples, which are mixtures."""
     draws = torch.Generator().manual_seed(2)

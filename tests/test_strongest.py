@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from qbi.attacks import ATTACKS, QBI, Cascade, InGramSpace, Knowledge, Passive, Reading, mount
 from qbi.attacks.cascade import Spread, best_spread, peeled
 from qbi.attacks.explaining import tail_for
-from qbi.attacks.whole import read_states
+from qbi.attacks.states import read_states
 from qbi.carrier import flat
 from qbi.data.images import normalised
 from qbi.data.photos import synthetic_photos

@@ -8,10 +8,12 @@ from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 
 from qbi import EXACT, audit
 from qbi.auditing import Client
-from qbi.auditing.run import as_samples
+from qbi.auditing.campaign import Attempt, Campaign
+from qbi.auditing.samples import as_samples
 from qbi.auditing.trial import chosen_batch
 from qbi.federation.local import LocalTraining
-from qbi.metrics import Guess, match
+from qbi.metrics import RECOGNISABLE, Guess, match
+from qbi.randomness import generator
 from qbi.report.audit import to_junit, to_sarif
 from qbi.uses.sites import uses_of
 from qbi.uses.written_out import written_out
@@ -111,10 +113,14 @@ def test_a_missing_bias_protects_nothing():
     assert result.worst.attack
 
 
-def test_nothing_read_is_never_said_without_the_attacks_that_were_tried():
-    for model in (without_bias(), nn.Sequential(nn.Linear(20, 2), nn.Tanh(), nn.Linear(2, 3))):
-        for outcome in audited(model).outcomes:
-            assert outcome.status != "nothing read" or outcome.attacks
+def test_nothing_read_is_said_only_with_the_attacks_that_were_tried():
+    """Where all samples are one, a guess hits them: nothing is read, and every attack that was tried is named."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(20, 60), nn.ReLU(), nn.Linear(60, 3))
+    outcomes = {o.layer: o for o in audited(model, TABLE[:1].repeat(80, 1), LABELS).outcomes}
+    assert outcomes["0"].status == "nothing read"
+    assert len(set(outcomes["0"].attacks)) > 2
+    assert outcomes["2"].status == "not tested"
 
 
 @pytest.mark.parametrize(
@@ -393,7 +399,9 @@ ODD = {
 @pytest.mark.parametrize("name", ODD)
 def test_odd_models_are_audited(name):
     torch.manual_seed(0)
-    assert audited(ODD[name](), attacks=["passive", "measured"]).accounts
+    model = ODD[name]()
+    trained = {n.removeprefix("module.") for n, _ in model.named_parameters()}
+    assert set(audited(model, attacks=["passive", "measured"]).accounts) == trained
 
 
 def test_losses_that_take_their_own_data_only():
@@ -427,17 +435,30 @@ def test_an_output_that_goes_two_ways_has_no_rectifier_behind_it():
     assert next(o for o in audited(Twice(), size=16).outcomes if o.layer == "fc").status != "nothing read"
 
 
-def test_what_is_read_in_a_first_look_is_not_lost():
-    torch.manual_seed(70)
-    x, y = torch.randn(400, 20), torch.arange(400) % 3
-    model = nn.Sequential(nn.Linear(20, 1), nn.ReLU(), nn.Linear(1, 1), nn.ReLU(), nn.Linear(1, 3))
-    for seed in (11, 70):
+def test_what_is_read_in_a_first_look_is_not_lost(monkeypatch):
+    """With one neuron the rows of the first look may read a sample that those of the full treatment miss."""
+    brief = []
+
+    def noted(self, attack, finding, original=Campaign.crafted):
+        found = original(self, attack, finding)
+        if self.brief and isinstance(found, Attempt) and found.outcome.reads:
+            brief.append((finding.name, found.outcome.share_at(RECOGNISABLE)))
+        return found
+
+    monkeypatch.setattr(Campaign, "crafted", noted)
+    x, y = torch.randn(400, 20, generator=generator(1)), torch.arange(400) % 3
+    for seed in range(6):
+        brief.clear()
+        torch.manual_seed(seed)
+        model = nn.Sequential(nn.Linear(20, 1), nn.ReLU(), nn.Linear(1, 1), nn.ReLU(), nn.Linear(1, 3))
         result = audit(
             model, (x, y), client=Client(64), batches=2, seed=seed, attacks=["qbi", "measured"], defences=False
         )
-        brief = [a for a in result.attacks if a.reads]
-        assert not brief or result.status == "leaks"
-        assert result.share == max((a.share_at(result.threshold) for a in result.attacks), default=0.0)
+        told = {o.layer: o for o in result.outcomes}
+        assert all(told[name].status == "leaks" and told[name].share >= share for name, share in brief)
+        if brief:
+            return
+    raise AssertionError("no first look read anything; the test shows nothing")
 
 
 def test_a_model_that_fails_on_a_sample_does_not_end_the_audit():

@@ -421,7 +421,7 @@ def test_data_as_people_have_them():
     """The same numbers as tensors, arrays, a dictionary, a data set and a loader: the same audit."""
     from torch.utils.data import DataLoader, TensorDataset
 
-    from qbi.auditing.run import as_samples
+    from qbi.auditing.samples import as_samples
 
     forms = [
         (TABLE, LABELS),

@@ -126,16 +126,6 @@ def spelled_out(model: nn.Module, name: str) -> tuple[nn.Module, str]:
     return out, f"{name}.{PART}"
 
 
-def untold(model: nn.Module) -> Iterator[tuple[str, str]]:
-    """Trained layers of other kinds that mix inputs with weights, and of which nothing is tried: name and kind."""
-    kinds = (nn.RNNBase, nn.Bilinear, nn.modules.conv._ConvTransposeNd)
-    for name, module in model.named_modules():
-        trained = any(p.requires_grad for p in module.parameters(recurse=False))
-        grouped = isinstance(module, Convolution) and (module.groups > 1 or module.padding_mode != "zeros")
-        if trained and (isinstance(module, kinds) or grouped):
-            yield name, type(module).__name__
-
-
 WIDE_KERNEL = 8
 """Kernels from this side on are taken for whole patches or images: the stride does not stand in a file of weights."""
 

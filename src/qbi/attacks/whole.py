@@ -29,9 +29,6 @@ COLUMNS = 16_384
 GUESSED = 0.05
 """Relative miss of the row test up to which the label of a sample found by unmixing is taken, to be fitted and tested."""
 
-COARSEST_SILENCE = 1e-4
-"""Rounding of gradients above which silent rows prove nothing."""
-
 NEAR = 0.01
 PROVEN = 1e-4
 """Miss of the row test and share outside the allowed space below which it is proven, once all are fitted together."""
@@ -52,7 +49,7 @@ def read_whole(sent: Carried, update: Update, how: Reading, *, unmixing: bool = 
     """Every sample that the answer as a whole gives away at a layer, and after them what its single rows give."""
     weight_gradient, bias_gradient = sent.gradients(update)
     single = read_rows(weight_gradient, bias_gradient, carrier=sent.carrier, rounding=how.rounding)
-    single = replace(single, **_unproven(len(single.rows), single.samples))
+    single = replace(single, **unproven(len(single.rows), single.samples))
     try:
         system = build_system(
             weight_gradient,
@@ -207,57 +204,8 @@ class _Holding:
         return torch.where(self.held[:, None], self.given, self.tail.shares(z, pulls))
 
 
-def _silent_where_it_must_be(system: System, shares: Tensor, z: Tensor) -> Tensor:
-    """Whether each sample sends nothing through just the rows that it leaves silent: the proof where nothing can be said of labels."""
-    size = shares.abs() / system.sizes
-    fires = size > 1e-4 * size.amax(1, keepdim=True)
-    clear = z.abs() > 1e-3 * z.abs().mean(1, keepdim=True)
-    return ((fires == (z > 0)) | ~clear).all(1)
-
-
-def read_states(
-    weight_gradient: Tensor,
-    bias_gradient: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    *,
-    rounding: float | None = None,
-    shape: tuple[int, ...] = (),
-    varied: bool = False,
-    batch_size: int | None = None,
-) -> Candidates:
-    """Read a rectified layer from its gradients and the weights that were sent, nothing being known of the rest of the model.
-
-    A batch that unmixing takes apart proves itself: each sample sends nothing through just the rows that it leaves silent. That holds
-    where samples send back `varied` things, and where there are as many independent ones as samples in the batch; else samples that fire
-    the same rows look like one.
-    """
-    single = read_rows(weight_gradient, bias_gradient, rounding=rounding)
-    single = replace(single, **_unproven(len(single.rows), single.samples))
-    try:
-        system = build_system(weight_gradient, bias_gradient, weight, bias, rounding=rounding)
-    except CannotRead:
-        return single
-    if not system.tells_samples_apart:
-        return single
-    unmixed = unmix(system, weight_gradient, shape)
-    solved = coefficients_of(system, unmixed.exact) if unmixed.complete else None
-    if solved is None:
-        return single
-    coefficients, shares = solved
-    silent = _silent_where_it_must_be(system, shares, coefficients @ system.products)
-    if not bool(silent.any()):
-        return single
-    proven = silent & (varied and system.rank == batch_size and system.rounding < COARSEST_SILENCE)
-    samples = formed(system, coefficients, weight_gradient).to(single.samples.dtype)
-    rows = system.kept[(shares.abs() / system.sizes).argmax(1)]
-    order = proven.to(torch.uint8).argsort(descending=True, stable=True)
-    samples, rows, proven = samples[order], rows[order], proven[order]
-    first = Candidates(samples, rows, torch.ones_like(rows), **_unproven(len(rows), samples))
-    return joined(replace(first, certified=proven), single)
-
-
-def _unproven(count: int, like: Tensor) -> dict[str, Tensor]:
+def unproven(count: int, like: Tensor) -> dict[str, Tensor]:
+    """What is known of candidates that nothing proves."""
     return {
         "certified": torch.zeros(count, dtype=torch.bool, device=like.device),
         "labels": torch.full((count,), -1, device=like.device),

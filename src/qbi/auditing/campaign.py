@@ -12,7 +12,7 @@ from qbi.attacks import Attack, Carried, Knowledge, Mounted
 from qbi.attacks.mounting import as_it_is, with_attack, write
 from qbi.auditing.domain import FEW, Domain
 from qbi.auditing.finding import Finding, Untested
-from qbi.auditing.result import AttackOutcome
+from qbi.auditing.outcomes import AttackOutcome
 from qbi.auditing.slim import sparse_backward
 from qbi.auditing.trial import Answer, Trial, read_answer, take_answer
 from qbi.defences import StepDefence

@@ -4,7 +4,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from qbi.auditing.finding import Finding
-from qbi.auditing.result import AttackOutcome, AuditResult, DefenceOutcome
+from qbi.auditing.outcomes import AttackOutcome, DefenceOutcome
+from qbi.auditing.result import AuditResult
 from qbi.metrics import THRESHOLDS, Threshold
 
 SCHEMA = "qbi-audit/4"

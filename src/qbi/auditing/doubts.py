@@ -7,7 +7,7 @@ import torch
 from qbi.auditing.campaign import GAINS
 from qbi.auditing.client import Client
 from qbi.auditing.finding import Finding, Untested
-from qbi.auditing.result import AttackOutcome
+from qbi.auditing.outcomes import AttackOutcome
 from qbi.auditing.samples import Samples
 from qbi.auditing.trial import Trial
 from qbi.metrics import EXACT, FAITHFUL

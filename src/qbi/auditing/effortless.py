@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from qbi.auditing.campaign import Campaign
 from qbi.auditing.finding import Finding
-from qbi.auditing.result import SideReading
+from qbi.auditing.outcomes import SideReading
 from qbi.auditing.trial import chosen_batch
 from qbi.calling import untouched
 from qbi.errors import BadValue, CannotRead

@@ -12,6 +12,10 @@ from qbi.routing.targets import Target
 Reach = Literal["exact", "lossy", "unreachable"]
 
 
+BESIDE = "labels and tokens"
+"""What is looked for beside samples, as something that was not tried is called."""
+
+
 @dataclass(frozen=True)
 class Untested:
     """Something that was not tried on a layer, and why."""

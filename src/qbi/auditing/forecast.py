@@ -4,7 +4,7 @@ import torch
 
 from qbi.attacks import InGramSpace, Knowledge
 from qbi.auditing.campaign import Attempt, Campaign
-from qbi.auditing.result import Curve
+from qbi.auditing.outcomes import Curve
 from qbi.gram import gram
 from qbi.randomness import generator
 

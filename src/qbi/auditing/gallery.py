@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from qbi.attacks import Mounted
-from qbi.auditing.result import Gallery
+from qbi.auditing.outcomes import Gallery
 from qbi.auditing.samples import Samples
 from qbi.auditing.trial import Trial
 from qbi.data.images import unit_pixels

@@ -13,7 +13,8 @@ from qbi.auditing.finding import Finding, Untested
 from qbi.metrics import EXACT
 
 if TYPE_CHECKING:
-    from qbi.auditing.result import AttackOutcome, AuditResult
+    from qbi.auditing.outcomes import AttackOutcome
+    from qbi.auditing.result import AuditResult
 
 ENOUGH = 2
 """Crafting attacks, each on every batch, without which nothing is called tested."""

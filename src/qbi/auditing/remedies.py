@@ -7,7 +7,7 @@ from qbi.auditing.bounds import BoundPoint
 from qbi.auditing.campaign import Attempt, Campaign
 from qbi.auditing.client import Client
 from qbi.auditing.finding import Finding
-from qbi.auditing.result import AttackOutcome, Curve, DefenceOutcome
+from qbi.auditing.outcomes import AttackOutcome, Curve, DefenceOutcome
 from qbi.auditing.trial import Trial, read_answer
 from qbi.defences import Defence, StepDefence
 from qbi.defences.registry import DEFENCES, NO_DEFENCE

@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from qbi.attacks.whole import read_states
+from qbi.attacks.states import read_states
 from qbi.errors import DataError
 from qbi.extraction import difference_rounding, read_rows, weight_difference
 from qbi.finite import is_finite

@@ -1,56 +1,32 @@
 """The audit: look into the model, attack it on the user's data, doubt the result, and say what would help."""
 
-import logging
-import platform
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-import qbi
 from qbi.attacks.registry import BY_DEFAULT, select
+from qbi.auditing.assembling import Asked, assemble
 from qbi.auditing.attempts import Progress, all_attempts
-from qbi.auditing.bounds import budget_points
 from qbi.auditing.calling_by_name import by_name, by_place
-from qbi.auditing.campaign import Attempt, Campaign
+from qbi.auditing.campaign import Campaign
 from qbi.auditing.client import Client
 from qbi.auditing.domain import operations_of
-from qbi.auditing.doubts import find_doubts
-from qbi.auditing.effortless import side_readings
-from qbi.auditing.finding import Untested
-from qbi.auditing.forecast import forecast
-from qbi.auditing.gallery import make_gallery
-from qbi.auditing.leftovers import MOST_PARTS
 from qbi.auditing.losses import OWN, check_value, choose_loss
 from qbi.auditing.plain import plain
-from qbi.auditing.remedies import advise, defended
-from qbi.auditing.result import AuditResult, DefenceOutcome, Gallery
-from qbi.auditing.samples import (
-    TARGETS,
-    Samples,
-    as_tensors,
-    image_samples,
-    mapped_samples,
-    tensor_samples,
-    text_samples,
-    with_targets,
-)
-from qbi.auditing.survey import Survey, probe_of, survey
+from qbi.auditing.result import AuditResult
+from qbi.auditing.samples import Data, Samples, as_samples, with_targets
+from qbi.auditing.survey import probe_of, survey
 from qbi.auditing.threads import fitting_threads
 from qbi.calling import untouched
-from qbi.errors import BadValue, DataError, QbiError, first_line
+from qbi.errors import BadValue, DataError
 from qbi.federation.client import Loss, run_model
 from qbi.finite import is_finite
 from qbi.metrics import RECOGNISABLE, Threshold
-from qbi.records import ImageData, TextData
 from qbi.routing.graph import Traced
-from qbi.routing.path import find_path, in_outline
-
-T = TypeVar("T")
-Data = Samples | ImageData | TextData | Tensor | tuple[Tensor, ...] | Any
+from qbi.routing.path import in_outline
 
 
 def audit(
@@ -127,122 +103,12 @@ def audit(
         operations_of(traced),
         in_outline(traced),
     )
+    asked = Asked(name or type(model).__name__, loss_name, at, defences, written.origins, started)
     with fitting_threads(campaign.operations * client.samples):
         attempts, untested = all_attempts(campaign, wanted, seen.findings, layers, say)
-        result = _assembled(campaign, seen, attempts, [*seen.untested, *untested], say, defences=defences)
+        result = assemble(campaign, seen, attempts, [*seen.untested, *untested], asked, say)
     say("done")
-    return replace(
-        result,
-        model=name or type(model).__name__,
-        loss=loss_name,
-        origins=written.origins,
-        threshold=at,
-        seconds=time.perf_counter() - started,
-    )
-
-
-def _assembled(
-    campaign: Campaign,
-    seen: Survey,
-    attempts: Sequence[Attempt],
-    untested: Sequence[Untested],
-    say: Progress,
-    *,
-    defences: bool,
-) -> AuditResult:
-    """What follows from the attempts: other settings, defences, advice, doubts, pictures."""
-    samples, client, traced, findings = campaign.samples, campaign.client, seen.traced, seen.findings
-    crafted = [a for a in attempts if a.outcome.crafted]
-    strongest = _most(attempts, crafted=True)
-    outcomes = tuple(a.outcome for a in attempts)
-    worst = max(outcomes, key=lambda o: o.badness(RECOGNISABLE), default=None)
-    say("predicting other settings")
-    curve = None if strongest is None else _unless_it_fails(lambda: forecast(campaign, strongest), None)
-    say("trying defences")
-    judges = [a for a in (strongest, _most(attempts, crafted=False)) if a is not None and a.outcome.reads]
-    judges = judges or [a for a in (strongest,) if a is not None]
-    wanted = bool(judges) and defences and not client.local_steps
-    none: tuple[DefenceOutcome, ...] = ()
-    after = _unless_it_fails(lambda: defended(campaign, judges), none) if wanted else none
-    points = budget_points(samples, campaign.seed)
-    full = [
-        a
-        for a in crafted
-        if strongest is not None and a.finding is strongest.finding and len(a.trials) == campaign.batches
-    ]
-    trials = [trial for a in full for trial in a.trials]
-    judged = tuple(a.outcome for a in attempts if not a.outcome.crafted or a in full)
-    return AuditResult(
-        model="",
-        parameters=sum(p.numel() for p in campaign.model.parameters()),
-        traced_by=traced.how,
-        trace_note=traced.note,
-        data=samples.name,
-        kind=samples.kind,
-        samples=len(samples),
-        shape=tuple(tuple(part.shape[1:]) for part in samples.inputs),
-        client=client,
-        loss="",
-        batches=campaign.batches,
-        layers=tuple(findings),
-        path=() if strongest is None else _path(traced, strongest.outcome.layer),
-        attacks=outcomes,
-        untested=tuple(untested),
-        beside=_unless_it_fails(lambda: side_readings(campaign, findings), ()),
-        defences=after,
-        curve=curve,
-        budgets=points,
-        advice=advise(worst, after, curve, client, findings, points),
-        doubts=find_doubts(findings, judged, untested, trials, traced, samples, client, campaign.batches),
-        gallery=Gallery() if strongest is None else make_gallery(strongest.trials[0], strongest.mounted, samples),
-        trained=seen.uses.trained,
-        parts={s.weight: min(s.groups, MOST_PARTS) for s in seen.uses.sites if s.groups > 1},
-        elsewhere=frozenset(n for n, said in seen.uses.others.items() if said and seen.uses.of(n)),
-        origins={},
-        threshold=RECOGNISABLE,
-        seed=campaign.seed,
-        versions={"qbi": qbi.__version__, "torch": torch.__version__, "python": platform.python_version()},
-        seconds=0.0,
-    )
-
-
-def _unless_it_fails(work: Callable[[], T], otherwise: T) -> T:
-    """What is told beside the verdict; a model that fails on some batch does not end an audit."""
-    try:
-        return work()
-    except QbiError:
-        raise
-    except Exception as problem:
-        logging.getLogger("qbi.audit").warning("left out: %s: %s", type(problem).__name__, first_line(problem))
-        return otherwise
-
-
-def _most(attempts: Sequence[Attempt], *, crafted: bool) -> Attempt | None:
-    """The attempt that reads most, among crafted models or among those left as they are."""
-    able = (a for a in attempts if a.outcome.crafted is crafted)
-    return max(able, key=lambda a: a.outcome.badness(RECOGNISABLE), default=None)
-
-
-def as_samples(data: Data) -> Samples:
-    """Whatever a user has, as samples."""
-    if isinstance(data, Samples):
-        return data
-    if isinstance(data, ImageData):
-        return image_samples(data)
-    if isinstance(data, TextData):
-        return text_samples(data)
-    if isinstance(data, Mapping):
-        return mapped_samples(data)
-    first = _first_of(data)
-    names = () if not isinstance(first, Mapping) else tuple(n for n in first if n not in TARGETS)
-    return tensor_samples(*as_tensors(data), names=names)
-
-
-def _first_of(data: Any) -> Any:
-    """The first item of a data set or the first batch of a loader."""
-    if isinstance(data, Tensor | tuple | list | Mapping) or not hasattr(data, "__len__"):
-        return None
-    return next(iter(data), None) if hasattr(data, "dataset") else data[0] if len(data) else None
+    return result
 
 
 def _check_data(samples: Samples, client: Client) -> None:
@@ -284,8 +150,3 @@ def _run(model: nn.Module, probe: tuple[Tensor, ...]) -> Tensor:
 def _like(output: Tensor, count: int) -> Tensor:
     """An output of the whole data's shape, without its values."""
     return output.new_empty(1).expand(count, *output.shape[1:]) if output.dim() else output
-
-
-def _path(traced: Traced, layer: str) -> tuple[str, ...]:
-    nodes = traced.nodes_of(layer)
-    return tuple(traced.label(node) for node in find_path(traced, nodes[0])[1:]) if nodes else ()

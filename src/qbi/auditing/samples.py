@@ -150,3 +150,28 @@ def _pair(item: Any) -> tuple[Tensor | tuple[Tensor, ...], Tensor | None]:
         return torch.as_tensor(item), None
     parts = tuple(torch.as_tensor(part) for part in item)
     return (parts[0], parts[1]) if len(parts) == 2 else (parts[:-1], parts[-1])
+
+
+Data = Samples | ImageData | TextData | Tensor | tuple[Tensor, ...] | Any
+
+
+def as_samples(data: Data) -> Samples:
+    """Whatever a user has, as samples."""
+    if isinstance(data, Samples):
+        return data
+    if isinstance(data, ImageData):
+        return image_samples(data)
+    if isinstance(data, TextData):
+        return text_samples(data)
+    if isinstance(data, Mapping):
+        return mapped_samples(data)
+    first = _first_of(data)
+    names = () if not isinstance(first, Mapping) else tuple(n for n in first if n not in TARGETS)
+    return tensor_samples(*as_tensors(data), names=names)
+
+
+def _first_of(data: Any) -> Any:
+    """The first item of a data set or the first batch of a loader."""
+    if isinstance(data, Tensor | tuple | list | Mapping) or not hasattr(data, "__len__"):
+        return None
+    return next(iter(data), None) if hasattr(data, "dataset") else data[0] if len(data) else None

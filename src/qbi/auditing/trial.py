@@ -12,7 +12,8 @@ from qbi.attacks import Mounted, Reading
 from qbi.auditing.client import Client, Precision
 from qbi.auditing.samples import Samples
 from qbi.auditing.shortcut import Shortcuts
-from qbi.carrier import Normalised, flat
+from qbi.auditing.spaces import in_sample_space, read_in_space, truth_of
+from qbi.carrier import flat
 from qbi.defences import Defence
 from qbi.errors import DataError
 from qbi.exposure import Observation, leakage, observe
@@ -21,7 +22,7 @@ from qbi.federation.exposed import ClientStep
 from qbi.federation.local import local_update, without_decay
 from qbi.metrics import THRESHOLDS, Guess, Recoveries, match
 from qbi.randomness import generator
-from qbi.records import Candidates, Leakage, Update
+from qbi.records import Leakage, Update
 
 ROUNDINGS: Mapping[Precision, float | None] = {"float32": None, "bfloat16": 2.0**-9, "float16": 2.0**-12}
 """The relative error of what is sent, where it is not that of its type."""
@@ -146,10 +147,13 @@ def read_answer(
         update = without_decay(update, mounted.model, client.training, client.local_steps * client.training.epochs)
     targets: Literal["classes", "numbers"] = "numbers" if samples.targets.is_floating_point() else "classes"
     how = Reading(loss=loss, targets=targets, rounding=ROUNDINGS[client.precision], seed=seed)
-    exact = in_sample_space(mounted, samples, answer.inputs)
-    truth = _truth(mounted, answer, samples, exact=exact)
-    others = None if elsewhere is None else _truth(mounted, elsewhere, samples, exact=exact)
-    candidates = _read(mounted, update, samples, how, exact=exact)
+    exact = in_sample_space(mounted, answer.inputs)
+    truth, others = (
+        None if a is None else truth_of(mounted, a.inputs, a.seen.features, samples, exact=exact)
+        for a in (answer, elsewhere)
+    )
+    assert truth is not None
+    candidates = read_in_space(mounted, update, samples, how, exact=exact)
     read = candidates.samples
     unit, span = _units(truth, samples, mounted.carrier.source, exact=exact)
     compared = (read, truth) if unit is None else (read / unit, truth / unit)
@@ -198,63 +202,3 @@ def _rounded(update: Update, precision: Precision) -> Update:
         return update
     kind = {"bfloat16": torch.bfloat16, "float16": torch.float16}[precision]
     return replace(update, gradients={n: g.to(kind).to(g.dtype) for n, g in update.gradients.items()})
-
-
-def in_sample_space(mounted: Mounted, samples: Samples, inputs: tuple[Tensor, ...]) -> bool:
-    """Whether what is read are whole samples as the client has them, every value of them."""
-    carrier = mounted.carrier
-    whole = _is_placed(mounted) and carrier.tokens == 1 and carrier.embedding is None
-    return whole and carrier.features == inputs[carrier.source][0].numel() and samples is not None
-
-
-def _is_placed(mounted: Mounted) -> bool:
-    """Whether it is known where in a sample each value stands, and every change on the way can be undone."""
-    carrier = mounted.carrier
-    approximate = any(
-        isinstance(step, Normalised) and isinstance(mounted.model.get_submodule(step.layer), nn.LayerNorm)
-        for step in carrier.steps
-    )
-    return carrier.places is not None and not approximate and carrier.reference is None
-
-
-def _truth(mounted: Mounted, answer: Answer, samples: Samples, *, exact: bool) -> Tensor:
-    """What there is to be read: the client's own data where the way there is known, the layer's input else."""
-    carrier = mounted.carrier
-    if carrier.reference is not None:
-        return _up_to_factor(answer.seen.features, carrier.reference).cpu()
-    if not _is_placed(mounted):
-        features = answer.seen.features
-        return carrier.arrived(features if carrier.norm is None else features - features.mean(0)).cpu()
-    assert carrier.places is not None
-    source = answer.inputs[carrier.source]
-    if carrier.embedding is not None:
-        with torch.no_grad():
-            source = mounted.model.get_submodule(carrier.embedding)(source)
-    whole = flat(source.float())
-    places = carrier.places.to(whole.device)
-    truth = whole[:, places].reshape(-1, places.shape[-1])
-    return (samples.pixels(truth) if exact else truth).cpu()
-
-
-def _read(mounted: Mounted, update: Update, samples: Samples, how: Reading, *, exact: bool) -> Candidates:
-    """Candidates in the space of the truth."""
-    carrier = mounted.carrier
-    if _is_placed(mounted):
-        found = mounted.read(update, how)
-        values = samples.pixels(found.samples) if exact else found.samples
-        return replace(found, samples=values.cpu())
-    found = mounted.read_at_layer(update, how)
-    if carrier.reference is not None:
-        return replace(found, samples=_up_to_factor(found.samples, carrier.reference).cpu())
-    known = carrier.standing
-    values = (found.samples - known.offset.to(found.samples)) / known.scale.to(found.samples)
-    return replace(found, samples=values.cpu())
-
-
-def _up_to_factor(values: Tensor, reference: Tensor) -> Tensor:
-    """Vectors of one length, on the reference's side: all that a layer without a bias gives away."""
-    values = values.float()
-    size = values.norm(dim=1, keepdim=True).clamp_min(1e-30) / values.shape[1] ** 0.5
-    side = torch.where(values @ reference.to(values) < 0, -1.0, 1.0)[:, None]
-    out: Tensor = values / size * side
-    return out

@@ -6,7 +6,8 @@ from qbi.metrics import THRESHOLDS
 from qbi.report.wording import threshold_words
 
 if TYPE_CHECKING:
-    from qbi.auditing.result import AttackOutcome, AuditResult
+    from qbi.auditing.outcomes import AttackOutcome
+    from qbi.auditing.result import AuditResult
 
 
 def verdict(result: "AuditResult") -> str:

@@ -24,6 +24,9 @@ def replay(
     ] = None,
     shape: Annotated[str | None, typer.Option(help="Shape of a sample, such as 3,32,32, for pictures.")] = None,
     layer: Annotated[str | None, typer.Option(help="Only this layer.")] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(min=1, help="Samples in the batch, where that is known; without it nothing is proven.")
+    ] = None,
     no_samples: Annotated[bool, typer.Option("--no-samples", help="Write no candidates and no picture.")] = False,
     out: Annotated[Path, typer.Option(help="Folder for what is found.")] = Path("out/replay"),
     json: Json = False,
@@ -49,7 +52,7 @@ def replay(
     update = {n: v.float() for n, v in first.items() if v.is_floating_point()}
     if after is not None:
         update = difference(first, load_parameters(after))
-    found = read(update, first if after is not None else None, shape=dimensions or ())
+    found = read(update, first if after is not None else None, shape=dimensions or (), batch_size=batch_size)
     if layer is not None:
         found = [f for f in found if f.layer == layer]
         if not found:
@@ -65,26 +68,26 @@ def replay(
     if json:
         typer.echo(document, nl=False)
         return
+    _show(found, is_gradient=after is None)
+    console.print(f"Everything is under {out}.")
+
+
+def _show(found: "list[LayerReplay]", *, is_gradient: bool) -> None:
     table = Table(title="What this update gives away")
     for name in ("layer", "rows", "rows that moved", "candidates", "agree", "proven"):
         table.add_column(name, justify="left" if name == "layer" else "right")
     for entry in found:
-        table.add_row(
-            plain(entry.layer),
-            str(entry.rows),
-            str(entry.moved),
-            str(len(entry.support)),
-            str(entry.agree),
-            str(entry.proven),
-        )
+        numbers = (entry.rows, entry.moved, len(entry.support), entry.agree, entry.proven)
+        table.add_row(plain(entry.layer), *(str(n) for n in numbers))
     console.print(table)
-    if after is None and all(f.agree == 0 and f.moved == f.rows for f in found):
+    if is_gradient and all(f.agree == 0 and f.moved == f.rows for f in found):
         console.print(
             "[yellow]No two rows agree and every row is filled: this looks like weights, not like a gradient. Give the weights before and "
             "after a step, or the gradient itself.[/yellow]"
         )
     console.print(
-        f"Sure: two rows or more gave the same vector. Proven: a whole batch, each sample silent where the sent weights say so. Everything is under {out}."
+        "Agree: two rows or more gave the same vector, which is likely a sample and not proven. Proven: with --batch-size, a whole batch that "
+        "came apart, each sample silent where the sent weights say so."
     )
 
 
