@@ -149,7 +149,7 @@ def test_steps_on_a_gpu_are_those_of_a_cpu_but_for_the_noise(task):
         if len(sums) == 1:
             private._graphed = lambda work, *batch: work(*batch)
         private.add(x.to(device), y.to(device))
-        sums.append(private._sum.cpu())
+        sums.append(private._sums.total.cpu())
     assert float((sums[1] - sums[0]).norm() / sums[0].norm()) < 1e-5
     assert float((sums[2] - sums[1]).norm() / sums[1].norm()) < 1e-6
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._pytree import tree_map
 
+from qbi.private.planning import find_plan
 from qbi.private.release import Grid, release
 from qbi.private.samples import Evaluator, Plan
 
@@ -283,7 +284,7 @@ def case(seed: int) -> Case:
 
 def evaluator_of(c: Case) -> tuple[Evaluator, Plan]:
     evaluator = Evaluator(c.model, c.loss)
-    return evaluator, evaluator.plan(c.x, c.y, B)
+    return evaluator, find_plan(evaluator, c.x, c.y, B)
 
 
 def leaves(c: Case, evaluator: Evaluator, plan: Plan, x: Tensor, used: Tensor) -> tuple[Tensor, Grid]:

@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from qbi.private import clipping
+from qbi.private.planning import find_plan
 from qbi.private.samples import Evaluator
 
 QUICK, LONG = range(96), range(96, 5096)
@@ -71,7 +72,7 @@ def cancelled(seed: int) -> float:
 
     evaluator = Evaluator(Cancels(), lambda out, _y: out.sum())
     y = torch.zeros(2)
-    plan = evaluator.plan(x, y, 2)
+    plan = find_plan(evaluator, x, y, 2)
     sums = []
     for used in (torch.tensor([True, True]), torch.tensor([True, False])):
         total = {n: torch.zeros(s, dtype=torch.float64) for n, s in evaluator.shapes.items()}
@@ -146,6 +147,6 @@ def test_what_is_formed_and_what_goes_by_products_agree(monkeypatch, most):
     monkeypatch.setattr(clipping, "FEW_POSITIONS", 1)
     evaluator = Evaluator(model, F.cross_entropy)
     total = {n: torch.zeros(s, dtype=torch.float64) for n, s in evaluator.shapes.items()}
-    evaluator.add(total, x, y, torch.ones(6, dtype=torch.bool), 0.5, evaluator.plan(x, y, 6))
+    evaluator.add(total, x, y, torch.ones(6, dtype=torch.bool), 0.5, find_plan(evaluator, x, y, 6))
     found = torch.cat([v.flatten() for v in total.values()])
     assert float((found - expected).norm()) < 2e-5 * float(expected.norm())

@@ -204,7 +204,7 @@ def test_dropout_is_drawn_for_each_sample():
     model = nn.Sequential(nn.Dropout(0.5), nn.Linear(12, 1, bias=False))
     private = free(model, lambda out, _y: out.sum())
     private.add(torch.ones(8, 12), torch.zeros(8))
-    kept = private._sums["1.weight"][0] / 2
+    kept = private._sums._by_name["1.weight"][0] / 2
     assert len(kept.unique()) > 2  # eight masks, not one
 
 

@@ -419,7 +419,7 @@ def test_samples_do_not_come_twice_in_one_sum():
     with pytest.raises(BadValue, match="end of each pass"):
         next(drawn)
     failing, calls = Private(two_layers(), bits=1, total=1000, batch_size=B, at_once=2), []
-    run = failing._add
+    run = failing._sums._add
 
     def fails(*batch):
         calls.append(1)
@@ -427,10 +427,10 @@ def test_samples_do_not_come_twice_in_one_sum():
             raise MemoryError
         run(*batch)
 
-    failing._add = fails
+    failing._sums._add = fails
     with pytest.raises(MemoryError):
         failing.add(X, Y)
-    assert float(failing._sum.abs().max()) == 0
+    assert float(failing._sums.total.abs().max()) == 0
 
 
 def test_an_optimiser_that_saw_raw_gradients_is_refused():
@@ -524,7 +524,7 @@ def test_dropout_draws_from_a_secret_seed():
             clip=1e3,
         )
         private.add(torch.ones(B, 12), torch.zeros(B))
-        masks.append(private._sum.clone())
+        masks.append(private._sums.total.clone())
     assert not torch.equal(*masks)
 
 
@@ -540,7 +540,7 @@ def test_goals_for_so_many_participations_are_not_for_poisson_samples():
 
 def sum_of(private, x=X, y=Y):
     private.add(x, y)
-    return private._sum.clone()
+    return private._sums.total.clone()
 
 
 def test_frozen_weights_and_buffers_stay_as_they_were_at_the_beginning():
@@ -564,7 +564,7 @@ def test_steps_taken_behind_torch_s_back_do_not_steer_the_sum():
     model = two_layers()
     private = Private(model, batch_size=B, total=math.inf)
     before = sum_of(private)
-    private._start_sums()
+    private._sums.clear()
     for p in model.parameters():
         p.data -= 0.2
     assert torch.equal(sum_of(private), before)

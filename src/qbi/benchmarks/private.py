@@ -226,11 +226,10 @@ WAYS: dict[str, Callable[[nn.Module, Tensor, Tensor], Step]] = {
 }
 
 
-def noise_nanoseconds(values: int = 616_000, *, repeats: int = 20) -> float:
-    """What one value of noise costs on this CPU, with as many threads as torch has now."""
-    from qbi.private.keystream import system_key
-    from qbi.private.noise import SPREAD, add_noise
+def noise_nanoseconds(device: str, values: int = 616_000, *, repeats: int = 20) -> float:
+    """What one value of noise costs there; on a CPU, with as many threads as torch has now."""
+    from qbi.private.release import Grid, release
 
-    whole = torch.zeros(values, dtype=torch.float64)
-    add_noise(whole, SPREAD, system_key())
-    return median(seconds(lambda: add_noise(whole, SPREAD, system_key()), "cpu") for _ in range(repeats)) / values * 1e9
+    whole, grid = torch.zeros(values, dtype=torch.float64, device=device), Grid.of(1.0, 0.1, values)
+    release(whole, grid)
+    return median(seconds(lambda: release(whole, grid), device) for _ in range(repeats)) / values * 1e9

@@ -101,7 +101,7 @@ def _private(where: str, seed: int, out: Path, *, json: bool) -> None:
     document = {
         "machine": _machine(where),
         "date": datetime.now(UTC).date().isoformat(),
-        "noise_ns": noise_nanoseconds(),
+        "noise_ns": noise_nanoseconds(where),
         "rows": [{**r.__dict__, "ratios": {w: r.ratio(w) for w in r.seconds}} for r in rows],
     }
     torch.set_num_threads(threads)
@@ -116,7 +116,7 @@ def _private(where: str, seed: int, out: Path, *, json: bool) -> None:
         ways = [f"{r.ratio(w):.2f}×" for w in r.seconds if w != "plain"]
         table.add_row(f"{r.model}, B = {r.batch_size}", f"{1e3 * r.seconds['plain']:.2f} ms", *ways)
     console.print(table)
-    console.print(f"Noise: {document['noise_ns']:.1f} ns a value on one core. JSON: {out}")
+    console.print(f"Noise: {document['noise_ns']:.1f} ns a value. JSON: {out}")
 
 
 def _timed(size: str, where: str, seed: int, repeats: int) -> "list[Comparison]":

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from qbi.metrics import CLEAR, RECOGNISABLE
 from qbi.private.defence import PrivateStep
 from qbi.private.goal import Budget
+from qbi.private.planning import find_plan
 from qbi.private.samples import Evaluator
 from qbi.randomness import generator
 from qbi.theory import guarantees
@@ -148,7 +149,7 @@ def name_candidates(
     directional derivative of their losses.
     """
     evaluator = Evaluator(model, F.cross_entropy)
-    plan = evaluator.plan(x, y, 256)
+    plan = find_plan(evaluator, x, y, 256)
     norms = []
     for start in range(0, len(x), plan.at_once):
         part = slice(start, start + plan.at_once)

@@ -4,8 +4,9 @@ from qbi.private.boundary import Boundary, NotReleased
 from qbi.private.goal import Budget
 from qbi.private.ledger import BudgetSpent, Ledger
 from qbi.private.rates import RateSearch, find_rate
-from qbi.private.samples import with_group_norm
-from qbi.private.step import Private, StepReport
+from qbi.private.refusals import with_group_norm
+from qbi.private.reporting import StepReport
+from qbi.private.step import Private
 
 __all__ = [
     "Boundary",

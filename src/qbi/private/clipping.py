@@ -261,4 +261,4 @@ def _add_products(total: Tensor, part: Returned, weights: Tensor) -> None:
         scaled = b.double() * w[:, None, None, None]
         # groups: (T·m, o)ᵀ · (T·m, i)
         left, right = scaled.transpose(0, 1).flatten(1, 2), a.transpose(0, 1).flatten(1, 2).double()
-        total.view(len(left), -1).add_((left.mT @ right).reshape(len(left), -1))
+        total.view(len(left), left.shape[2], right.shape[2]).baddbmm_(left.mT, right)
