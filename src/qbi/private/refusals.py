@@ -1,0 +1,60 @@
+"""Models that no private step can train as they are: each refusal names the cause and the remedy."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from qbi.errors import BadValue
+
+
+def refuse_mixing(model: nn.Module) -> None:
+    """Batch statistics join samples, and their buffers leave without noise."""
+    for name, part in model.named_modules():
+        statistics = isinstance(part, nn.modules.batchnorm._BatchNorm) or (
+            isinstance(part, nn.modules.instancenorm._InstanceNorm) and part.track_running_stats
+        )
+        if statistics and part.training:
+            raise BadValue(
+                f"private: “{name}” ({type(part).__name__}) is in training mode: it joins the samples of a batch, and its statistics would leave "
+                "without noise. Use GroupNorm (qbi.with_group_norm(model) converts a model), or put it into eval()."
+            )
+
+
+def refuse_odd_weights(parameters: Mapping[str, Tensor]) -> None:
+    """Weights whose gradients the step would not form as training expects."""
+    for name, parameter in parameters.items():
+        if isinstance(parameter, nn.parameter.UninitializedParameter):
+            raise BadValue(
+                f"private: “{name}” has no shape yet; run the model once on data of the right shape, then create Private."
+            )
+        if parameter.is_complex() or parameter.is_sparse:
+            kind = "complex" if parameter.is_complex() else "sparse"
+            raise BadValue(
+                f"private: “{name}” is {kind}; store it as plain numbers (torch.view_as_real), or freeze it."
+            )
+        if parameter._backward_hooks:
+            raise BadValue(
+                f"private: “{name}” has a hook on its gradient, which the step does not run; freeze the weights that are not to move."
+            )
+
+
+def refuse_scripts(model: nn.Module) -> None:
+    """Compiled scripts hide where their weights are used."""
+    for name, part in model.named_modules():
+        if isinstance(part, torch.jit.ScriptModule):
+            raise BadValue(
+                f"private: “{name}” is a compiled script, whose weights cannot be followed; use the plain module."
+            )
+
+
+def with_group_norm(model: nn.Module) -> nn.Module:
+    """A copy in which Opacus' fixer has put what keeps samples apart in the place of what mixes them.
+
+    >>> type(with_group_norm(nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)))[1]).__name__
+    'GroupNorm'
+    """
+    from opacus.validators import ModuleValidator
+
+    fixed: nn.Module = ModuleValidator.fix(model)
+    return fixed

@@ -1,0 +1,133 @@
+"""The weights that a private training releases: taken as public at the beginning, moved by released steps alone."""
+
+from collections.abc import Mapping
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from qbi.errors import BadValue
+
+State = Mapping[str, Tensor]
+
+
+class Weights:
+    """A model's trained weights as they were released last, and all its other tensors as they were when training began.
+
+    Args:
+        model: whose tensors these are.
+        parameters: those that are trained, by name.
+        average: decay of a running average of the released weights; none is kept without it.
+    """
+
+    def __init__(self, model: nn.Module, parameters: Mapping[str, nn.Parameter], average: float | None) -> None:
+        self.model, self.parameters, self.average = model, parameters, average
+        self.optimisers: WeakKeyDictionary[torch.optim.Optimizer, Any] = WeakKeyDictionary()
+        self.begin()
+
+    def begin(self) -> None:
+        """Take the weights as they are for public."""
+        state = self.model.state_dict(keep_vars=True)
+        own = {id(p): n for n, p in self.parameters.items()}
+        self.trained = {name: own[id(v)] for name, v in state.items() if id(v) in own}
+        self.fixed = {n: v.detach().clone() for n, v in state.items() if n not in self.trained}
+        tensors = (*self.model.named_parameters(), *self.model.named_buffers())
+        self.others = {n: (v, v.detach().clone()) for n, v in tensors if n not in self.parameters}
+        self.kept = {n: p.detach().clone() for n, p in self.parameters.items()}
+        self.mean: dict[str, Tensor] | None = None
+        self.gradients: Tensor | None = None
+        self.note()
+
+    def note(self) -> None:
+        """Remember how often each weight was written, so that a write from elsewhere is noticed."""
+        self.versions = {n: p._version for n, p in self.parameters.items()}
+
+    def by_name(self, values: Tensor) -> dict[str, Tensor]:
+        """A flat tensor over all trained weights, by weight."""
+        parts = values.split([p.numel() for p in self.parameters.values()])
+        pairs = zip(self.parameters.items(), parts, strict=True)
+        return {n: part.reshape(p.shape).to(p.dtype) for (n, p), part in pairs}
+
+    def released(self) -> list[State]:
+        """Trained weights as they may leave now, by every name they have: the last ones, their average, the last gradient."""
+        sources = [self.kept, *([self.mean] if self.mean is not None else [])]
+        if self.gradients is not None:
+            sources.append(self.by_name(self.gradients))
+        return [{name: values[own].clone() for name, own in self.trained.items()} for values in sources]
+
+    def state(self, *, averaged: bool) -> dict[str, Tensor]:
+        """The whole state as it may leave."""
+        if averaged and self.mean is None:
+            raise BadValue("private: no average is kept; create Private with average=0.99, say.")
+        weights = self.mean if averaged and self.mean is not None else self.kept
+        return {
+            name: weights[self.trained[name]].clone() if name in self.trained else self.fixed[name].clone()
+            for name in self.model.state_dict()
+        }
+
+    def check(self) -> None:
+        """The weights that are trained stay the same ones, and only released steps move them."""
+        now = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
+        if now.keys() != self.parameters.keys() or any(now[n] is not p for n, p in self.parameters.items()):
+            raise BadValue(
+                "private: weights were added, replaced, frozen or freed since Private was created; create it anew."
+            )
+        for name, parameter in self.parameters.items():
+            if parameter._backward_hooks:
+                raise BadValue(f"private: “{name}” has a hook on its gradient, which the step does not run; remove it.")
+            if parameter._version != self.versions[name] and not torch.equal(parameter.detach(), self.kept[name]):
+                raise BadValue(
+                    f"private: “{name}” was changed outside of private.step; what moved it is not bounded. Load public weights with "
+                    "private.load_state_dict, and put penalties on weights into Private(penalty=...)."
+                )
+
+    def check_optimiser(self, optimiser: torch.optim.Optimizer) -> None:
+        """Momentum and the like may only hold what was released."""
+        known = self.optimisers.get(optimiser)
+        if (known is None and _mark(optimiser)) or (known is not None and known != _mark(optimiser)):
+            raise BadValue(
+                "private: the optimiser holds a state (momentum, say) that did not come from this private training; it would leave with the weights. "
+                "Create the optimiser anew, and let private.step alone step it."
+            )
+
+    def restore(self) -> None:
+        """The weights of the last release, and all else as it was at the beginning: whatever was done to them is undone."""
+        with torch.no_grad():
+            for now, before in self.others.values():
+                now.copy_(before)
+            torch._foreach_copy_(list(self.parameters.values()), list(self.kept.values()))
+
+    def step(self, optimiser: torch.optim.Optimizer) -> None:
+        """Let an optimiser step by the released gradients alone, and keep what comes of it."""
+        own = {id(p) for p in self.parameters.values()}
+        for group in optimiser.param_groups:
+            for parameter in group["params"]:
+                if id(parameter) not in own:  # raw gradients of frozen weights, or of anything else, move nothing
+                    parameter.grad = None
+        optimiser.step()
+        self._keep()
+        self.optimisers[optimiser] = _mark(optimiser)
+
+    def clear(self) -> None:
+        """No gradient is left."""
+        for parameter in self.parameters.values():
+            parameter.grad = None
+        self.note()
+
+    def _keep(self) -> None:
+        torch._foreach_copy_(list(self.kept.values()), [p.detach() for p in self.parameters.values()])
+        self.note()
+        if self.average is None:
+            return
+        if self.mean is None:
+            self.mean = {n: v.clone() for n, v in self.kept.items()}
+        for name, value in self.mean.items():
+            value.lerp_(self.kept[name], 1 - self.average)
+
+
+def _mark(optimiser: torch.optim.Optimizer) -> tuple[tuple[int, int], ...]:
+    """Which tensors an optimiser keeps, and how often each was written."""
+    kept = tree_leaves([dict(state) for state in optimiser.state.values()])
+    return tuple((id(v), v._version) for v in kept if isinstance(v, Tensor))
