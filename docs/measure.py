@@ -19,7 +19,7 @@ from pathlib import Path
 
 from measured.detectors import calibration, detection, longer
 from measured.reading import best_case, learned, saturation
-from measured.running import audits, federations, training, zoo
+from measured.running import audit_times, audits, federations, training, zoo
 
 from qbi.files import to_json, write_atomically
 
@@ -37,6 +37,7 @@ def main() -> None:
         "calibration": calibration,
         "longer": longer,
         "audit": audits,
+        "audit-times": audit_times,
         "federations": federations,
         "training": training,
         "saturation": saturation,

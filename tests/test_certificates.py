@@ -8,11 +8,14 @@ from torch import nn
 
 from certificates import LOSSES, PRECISIONS, Tally, drawn, sent
 from qbi import client_step, mount
-from qbi.attacks import Reading
+from qbi.attacks import Reading, states, whole
+from qbi.attacks.certifying import certify
 from qbi.attacks.registry import ATTACKS
 from qbi.auditing import Client, audit
 from qbi.auditing.replay import difference, replay
 from qbi.errors import CannotRead
+from qbi.extraction import unmixing
+from qbi.extraction.system import System
 from qbi.federation.local import LocalTraining
 from qbi.metrics import EXACT, FAITHFUL, match
 from qbi.randomness import generator
@@ -115,3 +118,98 @@ def test_what_came_apart_is_not_proven_where_the_batch_may_be_larger():
     update = client_step(model, x, y).gradients
     after = {n: p - 0.1 * update[n] for n, p in before.items()}
     assert all(layer.proven == 0 for layer in replay(difference(before, after), before))
+
+
+@pytest.mark.parametrize(("batch_size", "proven"), [(2, 2), (4, 0), (None, 0)])
+def test_as_many_independent_samples_as_the_batch_has_are_needed_for_a_proof(batch_size, proven):
+    """Two samples and two that are alike to below the rounding look like two, whatever stands there."""
+    draws = generator(4, "alike")
+    x = torch.randn(2, 40, generator=draws)
+    x = torch.cat([x, x + 1e-7 * torch.randn(2, 40, generator=draws)]) if batch_size != 2 else x
+    torch.manual_seed(2)
+    model = nn.Sequential(nn.Linear(40, 60), nn.ReLU(), nn.Linear(60, 3))
+    sent = client_step(model, x, torch.arange(len(x)) % 3).gradients
+    layer = model[0]
+    read = states.read_states(
+        sent["0.weight"], sent["0.bias"], layer.weight.data, layer.bias.data, varied=True, batch_size=batch_size
+    )
+    assert match(read.samples, x)[FAITHFUL].recall == 1
+    assert int(read.certified.sum()) == proven
+
+
+@pytest.fixture(scope="module")
+def judged():
+    """What was handed to the judge of certificates for a batch of which every sample is proven."""
+    case = replace(drawn(1, sure=True), loss="cross-entropy", twist="none", batch=32, neurons=200, features=120)
+    _, mounted, update, how = sent(case)
+    seen = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(whole, "certify", lambda *asked: seen.append(asked) or certify(*asked))
+        mounted.read(update, how)
+    assert int(certify(*seen[-1]).sum()) >= 30
+    return seen[-1]
+
+
+def test_coarse_gradients_prove_nothing(judged):
+    system, tail, found, size = judged
+    assert not certify(replace(system, rounding=2.0**-18), tail, found, size).any()
+
+
+@pytest.mark.parametrize(("off", "proves"), [(1e-6, True), (5e-5, False)])
+def test_a_share_that_misses_its_row_by_more_than_rounding_proves_nothing(judged, off, proves):
+    system, tail, found, size = judged
+    assert bool(certify(system, replace(tail, scale=tail.scale * (1 + off)), found, size).any()) is proves
+
+
+def test_a_sample_that_stands_there_twice_is_not_proven(judged):
+    """It may be two that are alike. Its twin's gradient is in the update as well."""
+    case = replace(drawn(1, sure=True), loss="cross-entropy", twist="repeated", batch=32, neurons=200, features=120)
+    x, mounted, update, how = sent(case)
+    found = mounted.read(update, how)
+    assert match(found.samples, x)[FAITHFUL].recall > 0.5
+    assert not found.certified.any()
+
+
+def test_two_classes_prove_nothing():
+    case = replace(drawn(1, sure=True), loss="two classes", twist="none", batch=32, neurons=200, features=120)
+    x, mounted, update, how = sent(case)
+    found = mounted.read(update, how)
+    assert match(found.samples, x)[FAITHFUL].recall > 0.9
+    assert not found.certified.any()
+
+
+def system_with(rows, basis):
+    one = torch.ones(rows, dtype=torch.float64)
+    return System(torch.arange(rows), torch.diag(one), one, one[:, None], one, basis, 1e6, 2.0**-24)
+
+
+def test_silent_rows_are_compared_with_the_sample_s_own():
+    draws = generator(0, "silence")
+    z = torch.randn(3, 40, generator=draws, dtype=torch.float64)
+    shares = torch.relu(z).sign() * torch.randn(3, 40, generator=draws, dtype=torch.float64).abs().add(0.1)
+    system = system_with(40, torch.eye(40, 3, dtype=torch.float64))
+    silent = states._silent_where_it_must_be
+    assert silent(system, shares, z).all()
+    wrong = shares.clone()
+    wrong[1, z[1].abs().argmax()] = 0.0 if z[1, z[1].abs().argmax()] > 0 else 1.0
+    assert silent(system, wrong, z).tolist() == [True, False, True]
+    on_the_edge = z.clone()
+    on_the_edge[2, 5] = -1e-9 if shares[2, 5] > 0 else 1e-9
+    assert silent(system, shares, on_the_edge).all()
+
+
+def test_a_mixture_that_is_silent_where_both_are_is_not_taken_for_a_sample():
+    """Two samples, silent together in more rows than any direction must be: the mixture has the zeros, and is not alone."""
+    first, second = torch.zeros(2, 60, dtype=torch.float64)
+    first[:20], second[15:35] = 1 + torch.rand(20).double(), 1 + torch.rand(20).double()
+    basis = torch.linalg.qr(torch.stack([first, second], 1)).Q
+    system = system_with(60, basis)
+    own = torch.linalg.lstsq(basis, torch.stack([first, second, first + second], 1)).solution
+    own = own / own.norm(dim=0)
+    zeros = ((basis @ own).abs() < 1e-9).sum(0)
+    assert bool((zeros >= unmixing.fewest_zeros(system)).all())
+    exact, rough = unmixing._sort_out(own[:, :0], own[:, 2:], zeros[2:], system)
+    assert exact.shape[1] == 0
+    assert rough.shape[1] == 1
+    exact, _ = unmixing._sort_out(own[:, :0], own[:, :2], zeros[:2], system)
+    assert exact.shape[1] == 2

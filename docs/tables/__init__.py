@@ -20,7 +20,7 @@ from tables.private import (
     slowest,
     steps,
 )
-from tables.speed import aggp_step, aggp_steps, audits, bench, large_audits, pairs_time
+from tables.speed import aggp_step, aggp_steps, audit_times, audits, bench, large_audits, pairs_time
 
 TABLES: dict[str, Callable[[], str]] = {
     "price": price,
@@ -38,6 +38,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "bench-h200": lambda: bench("bench-h200"),
     "audits": audits,
     "large-audits": large_audits,
+    "audit-times": audit_times,
     "reproduction": reproduction,
     "federation": federation,
     "beyond-imagenet": lambda: beyond("imagenet"),

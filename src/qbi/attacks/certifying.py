@@ -7,8 +7,8 @@ a sample, and only if all of this holds:
 - the server knows what each label sends back (classes and a loss that is a mean or a sum over samples): where any target is possible,
   several samples that fire the same rows look like one;
 - the model has three outputs or more: with fewer, all samples send back the same up to a factor, and mixtures look like one;
-- the sample stands there once: one that seems to be there twice may be two that are alike;
-- run through the model, it gives the bias gradient of the row it was read from, all others taken off, to within that row's rounding;
+- run through the model, it gives the bias gradient of the row it was read from, all others taken off, to within that row's rounding,
+  standing there once: what seems to be there twice may be two samples that are alike;
 - that row, all others taken off, gives the very sample that is reported;
 - a sample a tenth larger would send something else: where a loss is saturated, or has corners only, all samples of a label send
   the same, and mixtures pass for one;
@@ -32,9 +32,6 @@ COARSEST = 2.0**-20
 FEWEST_OUTPUTS = 3
 """With one output, or two classes, every sample sends back the same up to a factor, and a mixture may look like one of them."""
 
-ONCE = 1e-3
-"""How far from one a sample's count may be."""
-
 SAME_SAMPLE = 1e-3
 """Relative distance, in pre-activations, between the sample that is reported and what its row gives."""
 
@@ -56,7 +53,6 @@ def certify(system: System, tail: ByLabel | ByNumber | None, found: Found, batch
     left = system.bias[row] - others @ biases
     error = noise[row] / left.abs().clamp_min(1e-300)
     single = tail.single(z, found.labels.clamp_min(0), system)
-    times = (found.pulls * single).sum(1) / single.square().sum(1).clamp_min(1e-300)
     given = (system.products[row] - others @ z) / left[:, None]
     apart = (given - z).norm(dim=1) / z.norm(dim=1).clamp_min(1e-300)
     bound = row_bound(system, error)
@@ -64,7 +60,6 @@ def certify(system: System, tail: ByLabel | ByNumber | None, found: Found, batch
     fine = (
         best
         & (found.labels >= 0)
-        & ((times - 1).abs() < ONCE)
         & ((shares[everyone, row] - left).abs() < bound * left.abs())
         & (apart < SAME_SAMPLE)
         & _tells(tail, system, found, z, row, mine=shares[everyone, row], bound=bound)

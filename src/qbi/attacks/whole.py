@@ -29,10 +29,6 @@ COLUMNS = 16_384
 GUESSED = 0.05
 """Relative miss of the row test up to which the label of a sample found by unmixing is taken, to be fitted and tested."""
 
-NEAR = 0.01
-PROVEN = 1e-4
-"""Miss of the row test and share outside the allowed space below which it is proven, once all are fitted together."""
-
 
 @dataclass(frozen=True)
 class _Read:
@@ -149,11 +145,9 @@ def _together(
             holding = _Holding(tail, held, shares)
             start = Found(coefficients, holding.shares(z, pulls), labels.masked_fill(held, -1), pulls, rows)
             fitted = refit(system, holding, start)
-            whole = _read_of(system, tail, fitted, size)
             # A sample too weak to be counted spoils a fit of all rows; then what the cascade found is the better answer.
-            near = (system.outside(fitted.shares) < PROVEN) & (miss < NEAR)
-            if explains_everything(system, fitted) and int(near.sum()) >= len(found):
-                return whole
+            if explains_everything(system, fitted):
+                return _read_of(system, tail, fitted, size)
     first = _read_of(system, tail, found, size)
     everyone = torch.arange(len(z), device=z.device)
     new, _ = distinct(z, everyone, found.coefficients @ system.products, torch.zeros_like(z[:, 0]))

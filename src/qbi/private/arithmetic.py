@@ -14,15 +14,24 @@ def dense(gradient: Tensor) -> Tensor:
 
 
 @contextlib.contextmanager
-def exact_arithmetic(device: torch.device) -> Iterator[None]:
-    """Full float32 products: no TF32, no bfloat16 inside, no autocast, no graph."""
-    before = torch.get_float32_matmul_precision()
+def full_precision(device: torch.device) -> Iterator[None]:
+    """Full float32 products: no TF32, no bfloat16 inside, no autocast."""
+    products, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     torch.set_float32_matmul_precision("highest")
+    torch.backends.cudnn.allow_tf32 = False
     try:
-        with torch.no_grad(), torch.autocast(device.type, enabled=False):
+        with torch.autocast(device.type, enabled=False):
             yield
     finally:
-        torch.set_float32_matmul_precision(before)
+        torch.set_float32_matmul_precision(products)
+        torch.backends.cudnn.allow_tf32 = convolutions
+
+
+@contextlib.contextmanager
+def exact_arithmetic(device: torch.device) -> Iterator[None]:
+    """Full float32 products, and no graph."""
+    with torch.no_grad(), full_precision(device):
+        yield
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from qbi.errors import QbiError, first_line
-from qbi.private.arithmetic import dense, exact_arithmetic, quietly
+from qbi.private.arithmetic import dense, exact_arithmetic, full_precision, quietly
 from qbi.private.clipping import MOST_FORMED, MOST_FORMED_ON_CPU, formed_values, returned
 from qbi.private.forgetting import seed_all
 from qbi.private.samples import Evaluator, Plan
@@ -84,10 +84,12 @@ def disagreeing(evaluator: Evaluator, x: Any, y: Any, plan: Plan) -> set[str]:
         return torch.randn(v.shape, generator=draws).to(v) if v.is_floating_point() else v
 
     x, y = tree_map(drawn, (x, y))
-    true, again = _plain(evaluator, x, y, 0), _plain(evaluator, x, y, 1)
-    if _unlike(true, again, frozenset()):
-        true = _seeded(evaluator, x, y, replace(plan, whole=frozenset(evaluator.parameters)))
-    return _unlike(true, _seeded(evaluator, x, y, plan), plan.whole)
+    # Half precision and TF32 would hide in their rounding what is looked for.
+    with full_precision(next(iter(evaluator.parameters.values())).device):
+        true, again = _plain(evaluator, x, y, 0), _plain(evaluator, x, y, 1)
+        if _unlike(true, again, frozenset()):
+            true = _seeded(evaluator, x, y, replace(plan, whole=frozenset(evaluator.parameters)))
+        return _unlike(true, _seeded(evaluator, x, y, plan), plan.whole)
 
 
 def _unlike(one: Mapping[str, Tensor], other: Mapping[str, Tensor], whole: frozenset[str]) -> set[str]:
