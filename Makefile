@@ -45,10 +45,10 @@ check: $(DEV)
 mutants: $(DEV)
 	$(BIN)/python tests/mutants.py
 
-docs: $(CORE)
+docs: $(DEV)
 	$(BIN)/python docs/render.py
 
-bench: $(CORE)
+bench: $(DEV)
 	$(BIN)/qbi bench
 
 $(BIN)/python:
@@ -59,7 +59,7 @@ $(CORE): $(BIN)/python pyproject.toml constraints.txt
 	touch $@
 
 $(DEV): $(BIN)/python pyproject.toml constraints.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[text,hf,ray,flower,dev]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[lab,text,hf,ray,flower,dev]"
 	touch $@ $(CORE)
 
 clean:

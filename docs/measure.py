@@ -24,7 +24,7 @@ from measured.running import audit_times, audits, federations, training, zoo
 from qbi.files import to_json, write_atomically
 
 HERE = Path(__file__).parent / "data"
-TRAINING = Path(__file__).parent.parent / "src/qbi/experiments/reproduce/published/training_full.json"
+TRAINING = Path(__file__).parent.parent / "src/qbi/lab/reproduce/published/training_full.json"
 
 
 def main() -> None:

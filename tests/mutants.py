@@ -16,9 +16,9 @@ FAULTS = [
         "test_faults.py",
     ),
     (
-        "defences/policy.py",
-        "NOISE = 3.0",
-        "NOISE = 0.3",
+        "defences/registry.py",
+        '"auto": HideReadable(3.0)',
+        '"auto": HideReadable(0.3)',
         "test_faults.py",
     ),
     (
@@ -40,13 +40,13 @@ FAULTS = [
         "test_pairs.py",
     ),
     (
-        "experiments/reproduce/image_cells.py",
+        "lab/reproduce/image_cells.py",
         "chosen = split.auxiliary[: tuning_samples(cell, len(split.auxiliary))]",
         "chosen = split.batches.flatten()[: tuning_samples(cell, len(split.auxiliary))]",
         "test_faults.py",
     ),
     (
-        "experiments/reproduce/text_cells.py",
+        "lab/reproduce/text_cells.py",
         "chosen = tokens[split.auxiliary[: tuning_samples(cell, len(split.auxiliary))]]",
         "chosen = tokens[split.batches.flatten()[: tuning_samples(cell, len(split.auxiliary))]]",
         "test_faults.py",
@@ -58,13 +58,13 @@ FAULTS = [
         "test_detection.py",
     ),
     (
-        "auditing/slim.py",
+        "auditing/pruned_passes.py",
         "return live if torch.equal(whole.features, slim.features) else {}",
         "return live",
         "test_slim.py",
     ),
     (
-        "auditing/slim.py",
+        "auditing/pruned_passes.py",
         "    nn.ReLU,\n",
         "    nn.ReLU,\n    nn.BatchNorm2d,\n",
         "test_slim.py",
@@ -131,7 +131,7 @@ FAULTS = [
     ),
     (
         "private/clipping.py",
-        "    for part in products:\n        squares += _product_squares(part)\n",
+        "    for part in products:\n        squares += product_squares(part)\n",
         "",
         "test_zoo.py::test_the_private_step_sees_every_one_of_them",
     ),
@@ -185,8 +185,8 @@ FAULTS = [
     ),
     (
         "private/step.py",
-        "            self._spend(float(max(1, self._sums.parts) ** 2))\n",
-        "            self._spend(1.0)\n",
+        "            self.account.spend(float(max(1, self._sums.parts) ** 2))\n",
+        "            self.account.spend(1.0)\n",
         "test_ledger.py",
     ),
     (
@@ -270,9 +270,9 @@ FAULTS = [
     ),
     (
         "private/account.py",
-        "            self.ledger.spend(self.data, family_of(parameters), self.budget.noise, participations, limit=self.total)\n",
+        "            self.ledger.spend(self.data, self.family, self.budget.noise, participations, limit=self.total)\n",
         "            try:\n"
-        "                self.ledger.spend(self.data, family_of(parameters), self.budget.noise, participations, limit=self.total)\n"
+        "                self.ledger.spend(self.data, self.family, self.budget.noise, participations, limit=self.total)\n"
         "            except OSError:\n                pass\n",
         "test_evidence.py",
     ),
@@ -304,25 +304,25 @@ FAULTS = [
         "test_evidence.py",
     ),
     (
-        "detection/parameters.py",
-        '"negative bias": 1.0',
-        '"negative bias": 1.2',
+        "detection/detectors.py",
+        '"negative bias", 1.0',
+        '"negative bias", 1.2',
         "test_evidence.py",
     ),
     (
-        "detection/parameters.py",
-        '"negative bias": 1.0',
-        '"negative bias": 0.95',
+        "detection/detectors.py",
+        '"negative bias", 1.0',
+        '"negative bias", 0.95',
         "test_evidence.py",
     ),
     (
-        "experiments/reproduce/cells.py",
+        "lab/reproduce/cells.py",
         "{self.run}/{self.seed}/{self.route}",
         "{self.run}/{self.route}",
         "test_evidence.py",
     ),
     (
-        "experiments/reproduce/store.py",
+        "lab/reproduce/store.py",
         "(c.item, c.seed, c.route) == (item, seed, route)",
         "(c.item, c.route) == (item, route)",
         "test_evidence.py",

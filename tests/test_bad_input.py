@@ -19,9 +19,9 @@ from qbi.attacks.best_case import BestCase
 from qbi.auditing import trial
 from qbi.cli import FAULT, INTERRUPTED
 from qbi.cli.audit import NOT_TESTED
-from qbi.data.found import Found
+from qbi.data.locating import FoundData
 from qbi.data.text import load_text_csv
-from qbi.experiments.reproduce import prepared
+from qbi.lab.reproduce import prepared
 from qbi.metrics import CLEAR
 from qbi.private.ledger import Ledger
 from qbi.randomness import generator
@@ -212,7 +212,9 @@ def test_two_writers_prepare_the_same_data_once_each(tmp_path, monkeypatch):
     monkeypatch.setattr(prepared, "_prepare_images", prepare)
     places: list = []
     writers = [
-        threading.Thread(target=lambda: places.append(prepared.cache_data(Found("cifar10", source), tmp_path / "c")))
+        threading.Thread(
+            target=lambda: places.append(prepared.cache_data(FoundData("cifar10", source), tmp_path / "c"))
+        )
         for _ in range(2)
     ]
     for writer in writers:

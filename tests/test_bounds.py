@@ -10,7 +10,7 @@ from qbi.attacks.registry import ATTACKS
 from qbi.carrier import flat
 from qbi.data.images import denormalised, normalised, unit_pixels
 from qbi.data.photos import synthetic_photos
-from qbi.experiments.compare.judging import CLASSES, Domain, Setting, _mounted, _united
+from qbi.lab.compare.judging import CLASSES, InputRange, Setting, _mounted, _united
 from qbi.private.defence import PrivateStep
 from qbi.private.goal import LIFETIME_BITS, Budget
 from qbi.randomness import generator
@@ -39,14 +39,14 @@ def errors(candidates, truth):
 def attacked(key, budget, rounds):
     """What a server reads over rounds on the same batch: errors, and the number of its candidates."""
     data, attack, chosen = photos(), ATTACKS[key], torch.arange(BATCH)
-    feed = unit_pixels if attack.domain is Domain.UNIT else normalised
+    feed = unit_pixels if attack.domain is InputRange.UNIT else normalised
     x, y = feed(data, chosen), data.labels[chosen] % CLASSES
     sent = _mounted(attack, x, flat(feed(data, torch.arange(100, 400))), Setting(neurons=ROWS), (key, "bounds"))
     draws = generator(0, "bounds", key, rounds)
     step = PrivateStep(budget)
     updates = [step.update(sent.model, x, y, draws) for _ in range(rounds)]
     found = sent.read(_united(updates)).samples
-    pixels = found if attack.domain is Domain.UNIT else flat(denormalised(data, found))
+    pixels = found if attack.domain is InputRange.UNIT else flat(denormalised(data, found))
     return errors(pixels, unit_pixels(data, chosen)), len(found) + 1
 
 

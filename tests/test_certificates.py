@@ -8,7 +8,7 @@ from torch import nn
 
 from certificates import LOSSES, PRECISIONS, Tally, drawn, sent
 from qbi import client_step, mount
-from qbi.attacks import Reading, states, whole
+from qbi.attacks import Reading, joint, states
 from qbi.attacks.certifying import certify
 from qbi.attacks.registry import ATTACKS
 from qbi.auditing import Client, audit
@@ -144,7 +144,7 @@ def judged():
     _, mounted, update, how = sent(case)
     seen = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(whole, "certify", lambda *asked: seen.append(asked) or certify(*asked))
+        patch.setattr(joint, "certify", lambda *asked: seen.append(asked) or certify(*asked))
         mounted.read(update, how)
     assert int(certify(*seen[-1]).sum()) >= 30
     return seen[-1]

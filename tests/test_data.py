@@ -11,15 +11,13 @@ from PIL import Image
 from qbi.data.builtin_text import builtin_text
 from qbi.data.cifar10 import load_cifar10
 from qbi.data.folder import load_image_folder, load_imagenet
-from qbi.data.images import denormalised, normalised, take_batch
-from qbi.data.noise import gaussian_noise
+from qbi.data.images import denormalised, normalised
 from qbi.data.open import open_images
 from qbi.data.photos import MEAN, STD, synthetic_photos
 from qbi.data.text import Corpus, load_imdb, load_text, word_tokens
 from qbi.data.wordpiece import train_wordpiece, wordpiece_tokens
 from qbi.errors import DataError
 from qbi.files import to_json, write_atomically
-from qbi.randomness import generator
 
 
 def test_photos_are_the_same_for_the_same_seed_whatever_their_number():
@@ -43,12 +41,6 @@ def test_photos_have_the_statistics_of_natural_images():
     # Channels agree, as in photos.
     channels = torch.corrcoef(x.transpose(0, 1).flatten(1))
     assert channels.min() > 0.8
-
-
-def test_noise_is_normal():
-    noise = gaussian_noise(50, (3, 8, 8), generator(0))
-    assert noise.shape == (50, 3, 8, 8)
-    assert float(noise.std()) == pytest.approx(1, abs=0.03)
 
 
 def test_normalising_and_back():
@@ -75,12 +67,6 @@ def test_wordpiece_ids_are_stable():
     data = wordpiece_tokens(Corpus("t", texts, (0,) * 300, ("a",)), length=40, vocabulary=800)
     assert data.tokens.shape == (300, 40)
     assert (data.tokens[:, 0] == data.vocabulary.index("[CLS]")).all()
-
-
-def test_batches_are_distinct_samples():
-    assert len(take_batch(20, 20, generator(0)).unique()) == 20
-    with pytest.raises(DataError, match="batch of 21 is larger"):
-        take_batch(20, 21, generator(0))
 
 
 def test_real_cifar10(cifar):
@@ -241,7 +227,7 @@ def test_results_are_written_whole_or_not_at_all(tmp_path):
 
 def test_data_sets_of_the_hub_library(tmp_path):
     datasets = pytest.importorskip("datasets", reason="the hf extra is not installed")
-    from qbi.data.hub import load_hub_images, load_hub_texts
+    from qbi.data.hub import load_hub_images
 
     pictures = [Image.effect_noise((30, 20), 60).convert("RGB") for _ in range(4)]
     table = datasets.Dataset.from_dict({"picture": pictures, "label": [0, 1, 1, 0]})
@@ -251,7 +237,6 @@ def test_data_sets_of_the_hub_library(tmp_path):
     assert images.labels.tolist() == [0, 1, 1]
     texts = datasets.Dataset.from_dict({"review": ["good", "bad"]})
     texts.save_to_disk(str(tmp_path / "texts"))
-    assert load_hub_texts(str(tmp_path / "texts"), limit=9).texts == ("good", "bad")
     with pytest.raises(DataError, match="no image column"):
         load_hub_images(str(tmp_path / "texts"), size=16, limit=3)
     assert len(open_images(f"hf:{tmp_path / 'images'}", size=8, count=1, seed=0)) == 4

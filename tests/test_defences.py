@@ -31,10 +31,10 @@ from qbi.defences import (
 )
 from qbi.defences.aggp import kept_entries, prune_by_sorting
 from qbi.errors import BadValue, CannotMount
-from qbi.experiments.compare import Setting, judge, run_matrix
 from qbi.exposure import count_leaks, difference_leaks, observe
 from qbi.extraction import read_rows
 from qbi.federation.exposed import exposed_step
+from qbi.lab.compare import Setting, judge, run_matrix
 from qbi.metrics import EXACT, FAITHFUL, RECOGNISABLE, match
 from qbi.randomness import generator
 

@@ -14,9 +14,9 @@ from qbi.data.images import normalised
 from qbi.data.photos import synthetic_photos
 from qbi.detection import inspect_parameters, layer_dsnr, row_dsnr
 from qbi.detection.parameters import model_suspicion
-from qbi.experiments.calibrate import Judged, answers, crafted_models, roc
 from qbi.federation import client_step
 from qbi.federation.exposed import exposed_step
+from qbi.lab.calibrate import Judged, answers, crafted_models, roc
 from qbi.models import image_cnn
 from qbi.randomness import generator
 from test_cli import qbi

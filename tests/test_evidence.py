@@ -15,10 +15,10 @@ from qbi.attacks import QBI
 from qbi.auditing.trial import ROUNDINGS
 from qbi.detection import inspect_parameters
 from qbi.errors import DataError
-from qbi.experiments.reproduce.cells import Cell
-from qbi.experiments.reproduce.engine import run_cells
-from qbi.experiments.reproduce.store import Store
-from qbi.experiments.reproduce.workplace import Workplace
+from qbi.lab.reproduce.cells import Cell
+from qbi.lab.reproduce.engine import run_cells
+from qbi.lab.reproduce.store import Store
+from qbi.lab.reproduce.workplace import Workplace
 from qbi.metrics.guess import best_guess
 from qbi.private.site import Reply, SiteSettings, guarded_round
 from qbi.randomness import generator

@@ -12,20 +12,6 @@ from qbi.attacks import InGramSpace
 from qbi.carrier import flat
 from qbi.data.images import normalised, unit_pixels
 from qbi.errors import BadValue, DataError
-from qbi.experiments.reproduce.cells import GRID, Cell
-from qbi.experiments.reproduce.image_cells import (
-    attack_cell,
-    normalisation_cell,
-    real_attack_cell,
-    real_normalisation_cell,
-)
-from qbi.experiments.reproduce.items import ITEMS, build_document, cells_for, select
-from qbi.experiments.reproduce.methods import tuned_trap_weights
-from qbi.experiments.reproduce.published_values import published, published_cell
-from qbi.experiments.reproduce.split import split_half
-from qbi.experiments.reproduce.store import Store
-from qbi.experiments.reproduce.synthetic_cells import synthetic_cell, wishart_factor
-from qbi.experiments.reproduce.text_cells import TWO_EMBEDDINGS, embedding, real_text_cell, text_cell
 from qbi.gram import gram
 from qbi.gram.channels import (
     batch_norm_view,
@@ -37,6 +23,20 @@ from qbi.gram.channels import (
     view_sums,
 )
 from qbi.gram.text import embedded_gram
+from qbi.lab.reproduce.cells import GRID, Cell
+from qbi.lab.reproduce.image_cells import (
+    attack_cell,
+    normalisation_cell,
+    real_attack_cell,
+    real_normalisation_cell,
+)
+from qbi.lab.reproduce.items import ITEMS, build_document, cells_for, select
+from qbi.lab.reproduce.methods import tuned_trap_weights
+from qbi.lab.reproduce.published_values import published, published_cell
+from qbi.lab.reproduce.split import split_half
+from qbi.lab.reproduce.store import Store
+from qbi.lab.reproduce.synthetic_cells import synthetic_cell, wishart_factor
+from qbi.lab.reproduce.text_cells import TWO_EMBEDDINGS, embedding, real_text_cell, text_cell
 from qbi.metrics import mean_interval
 from qbi.randomness import generator
 
@@ -234,7 +234,7 @@ def test_tables_show_misses_and_agreement(tmp_path):
 
 
 def test_data_are_found_by_their_published_names(tmp_path):
-    from qbi.data.found import find, require
+    from qbi.data.locating import find, require
 
     root = real_data("cifar-10-python-6k.tar.gz").parent
     assert {name: find(root, name) is not None for name in ("imagenet", "cifar10", "imdb")} == {

@@ -12,12 +12,12 @@ from qbi.data.images import unit_pixels
 from qbi.data.photos import synthetic_photos
 from qbi.defences import AGGP, defended_step, keep_share
 from qbi.defences.policy import decide, policy_named
-from qbi.experiments.reproduce.cells import Cell
-from qbi.experiments.reproduce.image_cells import attack_cell
-from qbi.experiments.reproduce.split import split_half
-from qbi.experiments.reproduce.text_cells import text_cell
 from qbi.federation.exposed import exposed_step
 from qbi.gram.channels import channel_grams
+from qbi.lab.reproduce.cells import Cell
+from qbi.lab.reproduce.image_cells import attack_cell
+from qbi.lab.reproduce.split import split_half
+from qbi.lab.reproduce.text_cells import text_cell
 from qbi.models import two_layer
 from qbi.randomness import generator
 from qbi.records import TextData

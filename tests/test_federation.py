@@ -9,8 +9,6 @@ from qbi.carrier import flat
 from qbi.data.images import normalised
 from qbi.defences import LeakRefused, defended_step
 from qbi.errors import BadValue
-from qbi.experiments.reproduce.cells import Cell
-from qbi.experiments.reproduce.federation_cells import SCENARIOS, federation_cell
 from qbi.extraction import read_rows
 from qbi.federation import LocalTraining, client_step, local_update
 from qbi.federation.aggregation import (
@@ -22,6 +20,8 @@ from qbi.federation.aggregation import (
     update_norm,
     weighted_mean,
 )
+from qbi.lab.reproduce.cells import Cell
+from qbi.lab.reproduce.federation_cells import SCENARIOS, federation_cell
 from qbi.metrics import EXACT, FAITHFUL, match
 from qbi.randomness import generator
 

@@ -2,6 +2,7 @@
 
 import doctest
 import importlib
+import json
 import pkgutil
 import re
 import subprocess
@@ -16,11 +17,12 @@ import qbi
 from qbi.attacks import ATTACKS, Attack
 from qbi.auditing import Client, audit
 from qbi.data.photos import synthetic_photos
-from qbi.detection.parameters import BOUNDS
-from qbi.experiments.calibrate import crafted_models
-from qbi.experiments.compare import Setting, judge
+from qbi.detection.detectors import DETECTORS
+from qbi.lab.calibrate import crafted_models
+from qbi.lab.compare import Setting, judge
 from qbi.metrics import FAITHFUL, THRESHOLDS
 from qbi.records import Candidates, CraftedRows
+from test_cli import qbi as run_qbi
 
 ROOT = Path(__file__).parents[1]
 SOURCES = sorted((ROOT / "src/qbi").rglob("*.py"))
@@ -71,7 +73,47 @@ def test_an_attack_from_outside_is_audited_compared_and_calibrated(beacon):
     )
     mine = [m for m in found if m.family == "beacon"]
     assert mine
-    assert all(m.suspicion.keys() == BOUNDS.keys() for m in mine)
+    assert all(m.suspicion.keys() == DETECTORS.keys() for m in mine)
+
+
+INNER = """
+import torch
+from torch import nn
+
+class Inner(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(60, 192) / 14)
+        self.head = nn.Linear(60, 3)
+
+    def forward(self, x):
+        return self.head(torch.relu(torch.inner(x.flatten(1), self.weight)))
+"""
+
+
+def test_six_things_from_outside_are_used_through_the_command_line(tmp_path):
+    """An attack, a defence, a detector, a report format, a data source and a layer rule: an object and a line each."""
+    (tmp_path / "net.py").write_text(INNER)
+    plugin = ("--plugin", ROOT / "examples/plugin/own.py")
+    small = ("--size", 8, "--batches", 1, "--batch-size", 6, "--no-defences", "--json")
+    done = run_qbi(*plugin, "audit", "net.py:Inner", "--data", "my-noise", "--attack", "mine,passive",
+                   "--format", "words", *small, cwd=tmp_path)  # fmt: skip
+    known = json.loads(done.stdout)
+    assert (tmp_path / "out/audit/verdict.txt").read_text().strip() == known["verdict"]["text"]
+    assert known["accounts"]["weight"] == "leaks"
+    assert any(a["attack"] == "Mine" for a in known["attacks"])
+    alone = json.loads(run_qbi("audit", "net.py:Inner", *small, cwd=tmp_path).stdout)
+    assert alone["accounts"]["weight"] == "not tested"
+    done = run_qbi(*plugin, "inspect", "net.py:Inner", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "large rows" in done.stdout
+    done = run_qbi(*plugin, "compare", "--attacks", "mine", "--defences", "none,loud", "--batch-sizes", 8,
+                   "--neurons", 20, "--epochs", 0, "--batches", 1, "--size", 8, "--json", cwd=tmp_path)  # fmt: skip
+    found = {o["defence"]: o["recall"] for o in json.loads(done.stdout)["outcomes"]}
+    assert found["none"][FAITHFUL.key] > found["loud"][FAITHFUL.key] == 0
+    done = run_qbi("--plugin", "nowhere", "audit", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "--plugin: nowhere is not found" in done.stderr
 
 
 def test_every_attack_of_the_registry_gives_a_row(qbi_here, tmp_path, monkeypatch):

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from qbi.benchmarks.private import TASKS
 from qbi.defences.aggp import AGGP, _quotas, kept_entries, prune_by_outputs, prune_by_sorting, prune_rows_in_place
+from qbi.lab.benchmarks.private import TASKS
 from qbi.private import Private
 from qbi.private.release import Grid, release
 from qbi.randomness import generator
@@ -99,9 +99,9 @@ RFC = "e4e7f110 15593bd1 1fdd0f50 c47120a3 c7f4d1c7 0368c033 9aaa2204 4e6cd4c3 4
 
 def test_the_keystream_is_chacha20_by_the_rfc(kernel):
     """RFC 8439, 2.3.2, and the block after it by its counter."""
-    words = kernel.keystream_words(bytes(range(32)), 1, (0x09000000, 0x4A000000, 0), 2, GPU)
+    words = kernel._keystream_words(bytes(range(32)), 1, (0x09000000, 0x4A000000, 0), 2, GPU)
     assert " ".join(f"{w:08x}" for w in words[:16].tolist()) == RFC
-    alone = kernel.keystream_words(bytes(range(32)), 2, (0x09000000, 0x4A000000, 0), 1, GPU)
+    alone = kernel._keystream_words(bytes(range(32)), 2, (0x09000000, 0x4A000000, 0), 1, GPU)
     assert torch.equal(words[16:].cpu(), alone.cpu())
 
 

@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 
 from qbi.defences import defended_step
 from qbi.errors import DataError
-from qbi.experiments.reproduce.store import Store
+from qbi.lab.reproduce.store import Store
 
 GIB = 2**30
 

@@ -5,11 +5,11 @@ import torch
 from scipy import stats
 
 from qbi.attacks import PAIRS, QBI, InGramSpace, TrapWeights
-from qbi.benchmarks.pairs import naive_pairs
-from qbi.benchmarks.timing import Shape
 from qbi.data.images import normalised, unit_pixels
 from qbi.exposure import leakage
 from qbi.gram import gram
+from qbi.lab.benchmarks.pairs import naive_pairs
+from qbi.lab.benchmarks.timing import Shape
 from qbi.randomness import generator
 
 REJECT = 1e-4

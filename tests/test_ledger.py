@@ -209,8 +209,8 @@ def test_a_goal_over_several_participations_ends_with_them():
     steps(private, optimiser, 2)
     with pytest.raises(BudgetSpent, match="2 participations"):
         private.step(optimiser, *DATA)
-    assert Account(Budget.for_goal(bits=72)).total == LIFETIME_BITS
-    assert Account(Budget.for_goal(bits=72, participations=3)).total == pytest.approx(72)
+    assert Account(Budget.for_goal(bits=72), "family").total == LIFETIME_BITS
+    assert Account(Budget.for_goal(bits=72, participations=3), "family").total == pytest.approx(72)
 
 
 # Participations: counted where batches are drawn.

@@ -21,7 +21,8 @@ from qbi.defences.rules import HideReadable
 from qbi.errors import BadValue
 from qbi.federation.exposed import exposed_step
 from qbi.models import two_layer
-from qbi.private.boundary import THREE_LINES, NotReleased
+from qbi.private.allowed import NotReleased
+from qbi.private.boundary import THREE_LINES
 from qbi.private.defence import PrivateStep
 from qbi.private.site import Reply, SiteSettings, guarded_round
 from qbi.randomness import SystemEntropy, generator, normal_like, random_integer

@@ -9,8 +9,8 @@ from torch.nn import functional as F
 
 from qbi.attacks import QBI, mount
 from qbi.auditing.domain import HEAVY, operations_of
+from qbi.auditing.pruned_passes import checked_live, live_channels, slimmed, sparse_backward
 from qbi.auditing.shortcut import Shortcuts
-from qbi.auditing.slim import checked_live, live_channels, slimmed, sparse_backward
 from qbi.exposure import observe
 from qbi.federation.client import default_loss
 from qbi.federation.exposed import exposed_step

@@ -19,8 +19,8 @@ from qbi.data.images import normalised
 from qbi.data.photos import synthetic_photos
 from qbi.errors import BadValue
 from qbi.extraction.decoding import certified, expected_noise, row_bound
-from qbi.extraction.found import nothing
 from qbi.extraction.labels import label_counts
+from qbi.extraction.recovered import nothing
 from qbi.extraction.system import build_system
 from qbi.extraction.tokens import tokens_moved, tokens_spanned
 from qbi.federation import client_step

@@ -13,7 +13,7 @@ from qbi import audit
 from qbi.auditing import Client
 from qbi.auditing.survey import survey
 from qbi.errors import BadValue, DataError
-from qbi.experiments.frontier import Quickstart
+from qbi.lab.networks import Quickstart
 from qbi.linear_maps import others, spelled_out
 from qbi.private.planning import find_plan
 from qbi.private.samples import Evaluator

@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from qbi.data.open import open_images
-from qbi.detection.parameters import BOUNDS
-from qbi.experiments.calibrate import HELD_OUT_SEEDS, Calibration, answers, in_sample
-from qbi.experiments.calibrate.judging import benign_models
-from qbi.experiments.calibrate.models import HELD_OUT_OPTIMISERS, OPTIMISERS, architectures, held_out_architectures
+from qbi.detection.detectors import DETECTORS
 from qbi.files import write_atomically
-from qbi.report.roc import roc_picture
+from qbi.lab.calibrate import HELD_OUT_SEEDS, Calibration, answers, in_sample
+from qbi.lab.calibrate.judging import benign_models
+from qbi.lab.calibrate.models import HELD_OUT_OPTIMISERS, OPTIMISERS, architectures, held_out_architectures
+from qbi.lab.report.roc import roc_picture
 
+BOUNDS = {d.key: d.bound for d in DETECTORS.values()}
 FIGURES = Path(__file__).parents[1] / "figures"
 
 

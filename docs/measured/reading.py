@@ -9,12 +9,12 @@ from torch import Tensor, nn
 
 import qbi
 from qbi.attacks.best_case import BestCase
-from qbi.benchmarks.private import Quickstart, two_layers
 from qbi.carrier import flat
 from qbi.data.images import normalised, unit_pixels
 from qbi.data.open import open_images
-from qbi.experiments.learned import learn, name_candidates
 from qbi.exposure import leakage, observe
+from qbi.lab.learned import learn, name_candidates
+from qbi.lab.networks import Quickstart, two_layers
 from qbi.metrics import CLEAR, FAITHFUL, RECOGNISABLE, match
 from qbi.randomness import generator
 from qbi.theory import guarantees

@@ -17,9 +17,9 @@ import torch
 from torch import nn
 
 import qbi
-from qbi.benchmarks.private import Quickstart
 from qbi.data.open import open_images
-from qbi.experiments.reproduce.training import full_form
+from qbi.lab.networks import Quickstart
+from qbi.lab.reproduce.training import full_form
 from qbi.models import image_cnn
 
 
@@ -73,7 +73,10 @@ def _asked(name: str) -> tuple[float, float, str]:
         mlp = nn.Sequential(nn.Linear(10, 50), nn.ReLU(), nn.Linear(50, 10))
         return _judged(mlp, (torch.randn(100, 10), torch.arange(100) % 10), batch_size=8, loss="cross-entropy")
     if name.startswith("EfficientNet"):
-        sys.path.append(str(Path(__file__).parents[2] / ".venv/zoo"))
+        sys.path.append(str(Path(__file__).parents[2] / "tests"))
+        import published
+
+        published.prepare()
         import timm
 
         net = timm.create_model("efficientnet_b0", num_classes=10)

@@ -11,7 +11,7 @@ from qbi import theory
 from tables.private import SMALL, compared, learned_at
 from tables.reading import DOCS, load
 
-TRAINING = DOCS.parent / "src/qbi/experiments/reproduce/published/training_full.json"
+TRAINING = DOCS.parent / "src/qbi/lab/reproduce/published/training_full.json"
 
 BEYOND = {"QBI": 0, "PAIRS": 1, "cascade": 2, "unmixing": 4}
 """Columns of the tables of `qbi reproduce beyond`; of the two readers, those that are exact."""

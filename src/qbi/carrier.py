@@ -177,19 +177,6 @@ class Carrier:
         return CraftedRows(weight=weight, bias=torch.zeros_like(rows.bias))
 
 
-def describe(steps: tuple[Change, ...]) -> str:
-    """The steps in words, for reports."""
-    words = []
-    for step in steps:
-        if isinstance(step, Normalised):
-            words.append(f"normalised by {step.layer}" + (f" and shifted by {step.offset:g}" if step.offset else ""))
-        elif bool((step.scale == 1).all()) and step.offset.unique().numel() == 1:
-            words.append(f"shifted by {float(step.offset.flatten()[0]):g}")
-        else:
-            words.append("scaled and shifted by known numbers")
-    return ", ".join(words) or "unchanged"
-
-
 def flat(samples: Tensor) -> Tensor:
     """One row per sample."""
     return torch.flatten(samples, 1)

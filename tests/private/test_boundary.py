@@ -9,7 +9,8 @@ from torch.nn import functional as F
 
 from qbi.errors import BadValue, QbiError
 from qbi.private import Boundary, BudgetSpent, Ledger, NotReleased, Private
-from qbi.private.boundary import THREE_LINES, current, inside, read_names
+from qbi.private.allowed import read_names
+from qbi.private.boundary import THREE_LINES, current, inside
 from qbi.private.goal import Budget
 from qbi.private.keystream import repeated_keys
 from qbi.private.site import Reply, SiteSettings, guarded_round

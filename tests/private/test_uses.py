@@ -44,7 +44,7 @@ def test_an_operation_from_outside_is_one_function_and_one_line():
 
 def test_a_weight_whose_gradient_is_rounding_alone_does_not_slow_the_others_down():
     """A key's bias moves every score of a row alike, which softmax does not see: its gradient is zero but for rounding."""
-    from qbi.benchmarks.private import Transformer
+    from qbi.lab.networks import Transformer
 
     torch.manual_seed(0)
     model = Transformer(width=32, heads=2, layers=2, words=50, length=12)

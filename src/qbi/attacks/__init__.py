@@ -1,9 +1,10 @@
 """The server's side: each attack in a file of its own, the registry of all, and the way to mount one on a model."""
 
-from qbi.attacks.base import Attack, Carried, Domain, InGramSpace, Knowledge, Mounted, Reading, SampleSource
+from qbi.attacks.base import Attack, Carried, InGramSpace, Knowledge, Mounted, Reading, SampleSource
 from qbi.attacks.cascade import Cascade
 from qbi.attacks.copies import Copies
 from qbi.attacks.imprint import Imprint
+from qbi.attacks.input_range import InputRange
 from qbi.attacks.mirrored import Mirrored
 from qbi.attacks.mounting import carry, mount
 from qbi.attacks.pairs import PAIRS
@@ -21,9 +22,9 @@ __all__ = [
     "Carried",
     "Cascade",
     "Copies",
-    "Domain",
     "Imprint",
     "InGramSpace",
+    "InputRange",
     "Knowledge",
     "Mirrored",
     "Mounted",

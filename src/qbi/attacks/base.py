@@ -3,7 +3,6 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from enum import Enum
 from functools import cached_property
 from typing import ClassVar, Literal, Protocol, runtime_checkable
 
@@ -11,6 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Float64
 from torch import Tensor, nn
 
+from qbi.attacks.input_range import InputRange
 from qbi.carrier import Carrier
 from qbi.errors import DataError
 from qbi.exposure.pattern import isolated_samples, leakage
@@ -25,24 +25,6 @@ from qbi.routing.path import in_outline
 
 LAYERS = 40
 """Layers drawn to estimate what an attack is expected to do, where there is no closed form."""
-
-
-class Domain(Enum):
-    """What values an attack's rows are written for."""
-
-    STANDARD = "around 0 with spread 1"
-    UNIT = "between 0 and 1"
-
-    def placement(self, values: Tensor) -> tuple[float, float] | None:
-        """The centre and the spread that bring these values into the domain; None where they lie in it already."""
-        wide = values.double()
-        if self is Domain.UNIT:
-            centre, spread = float(wide.min()), float(wide.max() - wide.min())
-            fine = centre >= 0 and centre + spread <= 1.0001
-        else:
-            centre, spread = float(wide.mean()), float(wide.std())
-            fine = abs(centre) < 0.25 and 0.7 < spread < 1.4
-        return None if fine or spread == 0 else (centre, spread)
 
 
 @runtime_checkable
@@ -134,7 +116,7 @@ class Carried:
             return shift_gradients(self.layer, self.carrier.norm, self.model, update)
         return layer_gradients(self.layer, update, self.carrier.reference)
 
-    def placed_for(self, domain: Domain, arrived: Tensor) -> "Carried":
+    def placed_for(self, domain: InputRange, arrived: Tensor) -> "Carried":
         """The same, its rows to be written for what arrives.
 
         A server knows its domain's statistics; here they are taken from data, as one number each.
@@ -177,7 +159,7 @@ class Attack(ABC):
     """How tables and reports call it."""
     deed: ClassVar[str]
     """What its server does: "a server that …"."""
-    domain: ClassVar[Domain] = Domain.STANDARD
+    domain: ClassVar[InputRange] = InputRange.STANDARD
     crafts: ClassVar[bool] = True
     """Whether it changes the model; one that does not reads every layer of the model as it is."""
     calibrated_at: ClassVar[tuple[int, ...]] = (20,)

@@ -18,7 +18,7 @@ from scipy.special import ndtri
 from torch import Tensor
 
 from qbi.attacks.base import Attack, Carried, InGramSpace, Knowledge, Reading, loaded
-from qbi.attacks.whole import read_whole
+from qbi.attacks.joint import read_whole
 from qbi.errors import BadValue, require_positive
 from qbi.exposure.pattern import leakage
 from qbi.gram import law

@@ -23,7 +23,7 @@ from torch import Tensor
 from qbi.attacks.explaining import ByLabel, ByNumber
 from qbi.extraction.decoding import certified as allowed
 from qbi.extraction.decoding import distinct, expected_noise, row_bound
-from qbi.extraction.found import Found
+from qbi.extraction.recovered import Recovered
 from qbi.extraction.system import System
 
 COARSEST = 2.0**-20
@@ -36,7 +36,7 @@ SAME_SAMPLE = 1e-3
 """Relative distance, in pre-activations, between the sample that is reported and what its row gives."""
 
 
-def certify(system: System, tail: ByLabel | ByNumber | None, found: Found, batch_size: int) -> Bool[Tensor, " s"]:
+def certify(system: System, tail: ByLabel | ByNumber | None, found: Recovered, batch_size: int) -> Bool[Tensor, " s"]:
     """Which of the found samples are proven."""
     none = torch.zeros(len(found), dtype=torch.bool, device=found.coefficients.device)
     if len(found) == 0 or not isinstance(tail, ByLabel) or system.rounding > COARSEST or not tail.is_sure:
@@ -79,7 +79,7 @@ LARGER, SHARPLY = 1.1, 10.0
 
 
 def _tells(
-    tail: ByLabel, system: System, found: Found, z: Tensor, row: Tensor, *, mine: Tensor, bound: Tensor
+    tail: ByLabel, system: System, found: Recovered, z: Tensor, row: Tensor, *, mine: Tensor, bound: Tensor
 ) -> Bool[Tensor, " s"]:
     """Whether the row test tells a sample from one that fires the same rows."""
     other = LARGER * z
@@ -88,7 +88,7 @@ def _tells(
     return moved > SHARPLY * bound * mine.abs()
 
 
-def _clearest_rows(system: System, found: Found, noise: Tensor) -> tuple[Tensor, Tensor]:
+def _clearest_rows(system: System, found: Recovered, noise: Tensor) -> tuple[Tensor, Tensor]:
     """For each sample the row that it fills most, of those that the found samples explain; and whether there is one."""
     sketches = found.coefficients @ system.sketch
     residual = (system.sketch - found.shares.T @ sketches).norm(dim=1) / system.sketch.shape[1] ** 0.5

@@ -6,7 +6,7 @@ from typing import ClassVar
 import torch
 
 from qbi.attacks.base import Attack, Carried, Reading
-from qbi.attacks.whole import read_whole
+from qbi.attacks.joint import read_whole
 from qbi.errors import BadValue
 from qbi.records import Candidates, CraftedRows, Update
 

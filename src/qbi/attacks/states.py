@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from qbi.attacks.whole import formed, joined, unproven
+from qbi.attacks.joint import formed, joined, unproven
 from qbi.errors import CannotRead
 from qbi.extraction.quotients import read_rows
 from qbi.extraction.system import System, build_system

@@ -9,7 +9,8 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from qbi.attacks.base import Attack, Domain, InGramSpace, Knowledge, loaded
+from qbi.attacks.base import Attack, InGramSpace, Knowledge, loaded
+from qbi.attacks.input_range import InputRange
 from qbi.errors import BadValue, DataError, require_positive
 from qbi.exposure.pattern import leakage
 from qbi.gram import gram, law
@@ -44,7 +45,7 @@ class TrapWeights(Attack):
     key: ClassVar[str] = "trap-weights"
     name: ClassVar[str] = "trap weights"
     deed: ClassVar[str] = "prepares the model with trap weights"
-    domain: ClassVar[Domain] = Domain.UNIT
+    domain: ClassVar[InputRange] = InputRange.UNIT
     has_law: ClassVar[bool] = True
 
     scale: float = 0.95

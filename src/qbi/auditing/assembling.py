@@ -15,7 +15,6 @@ from qbi.auditing.attempts import Progress
 from qbi.auditing.bounds import budget_points
 from qbi.auditing.campaign import Attempt, Campaign
 from qbi.auditing.doubts import find_doubts
-from qbi.auditing.effortless import side_readings
 from qbi.auditing.finding import BESIDE, Untested
 from qbi.auditing.forecast import forecast
 from qbi.auditing.gallery import make_gallery
@@ -23,6 +22,7 @@ from qbi.auditing.leftovers import MOST_PARTS
 from qbi.auditing.outcomes import DefenceOutcome, Gallery, SideReading
 from qbi.auditing.remedies import advise, defended
 from qbi.auditing.result import AuditResult
+from qbi.auditing.side_information import side_readings
 from qbi.auditing.survey import Survey
 from qbi.errors import QbiError, first_line
 from qbi.metrics import Threshold

@@ -11,7 +11,7 @@ from qbi.errors import BadValue
 
 Progress = Callable[[str], None]
 
-BRIEFLY, MOST_WORK = 24, 2e12
+BRIEFLY, MOST_WORK = 12, 1.5e11
 """Layers that are tried briefly in any case, those that look most exposed first; and operations up to which more are."""
 
 

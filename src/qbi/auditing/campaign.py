@@ -3,7 +3,7 @@
 import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -13,11 +13,12 @@ from qbi.attacks.mounting import as_it_is, with_attack, write
 from qbi.auditing.domain import FEW, Domain
 from qbi.auditing.finding import Finding, Untested
 from qbi.auditing.outcomes import AttackOutcome
-from qbi.auditing.slim import sparse_backward
-from qbi.auditing.trial import Answer, Trial, read_answer, take_answer
+from qbi.auditing.pruned_passes import sparse_backward
+from qbi.auditing.trial import SentUpdate, Trial, read_answer, take_answer
 from qbi.defences import StepDefence
 from qbi.errors import BadValue, CannotMount, CannotRead, QbiError, first_line
 from qbi.metrics import EXACT, FAITHFUL, THRESHOLDS, mean_interval, mean_leakage
+from qbi.private.reporting import quiet_step
 from qbi.randomness import generator
 
 GAINS = (1.0, 0.01, 100.0, 10.0)
@@ -134,12 +135,12 @@ class Campaign(Domain):
         )
         return with_attack(carried, prepared)
 
-    def bounded(self, mounted: Mounted, answer: Answer, defence: StepDefence, seed: int) -> Answer:
+    def bounded(self, mounted: Mounted, answer: SentUpdate, defence: StepDefence, seed: int) -> SentUpdate:
         """The same answer with a defence that works inside the step."""
         inputs, targets = self.samples.batch(answer.chosen, self.device)
         draws = generator(seed, "defence", defence.name, device=self.device)
-        slim = sparse_backward(mounted.model) if inputs[0][0].numel() >= LARGE else nullcontext()
-        with slim, _quietly():
+        sparse = sparse_backward(mounted.model) if inputs[0][0].numel() >= LARGE else nullcontext()
+        with sparse, quiet_step():
             update = defence.update(mounted.model, inputs, targets, draws, loss=self.loss, seed=seed)
         return replace(answer, step=replace(answer.step, update=update))
 
@@ -148,7 +149,7 @@ class Campaign(Domain):
         rows = generator(self.seed, "rows", mounted.attack.key, mounted.layer, number, device=self.device)
         write(mounted, rows, gain=gain / math.sqrt(mounted.carrier.features))
 
-    def answer(self, mounted: Mounted, number: int) -> Answer:
+    def answer(self, mounted: Mounted, number: int) -> SentUpdate:
         """The client's answer to the model as it stands."""
         return take_answer(
             mounted.model,
@@ -162,7 +163,7 @@ class Campaign(Domain):
             shortcuts=self.shortcuts,
         )
 
-    def read(self, mounted: Mounted, answer: Answer) -> Trial:
+    def read(self, mounted: Mounted, answer: SentUpdate) -> Trial:
         """What the server reads of it."""
         others = self.elsewhere(mounted)
         return read_answer(mounted, answer, self.samples, self.client, self.loss, seed=self.seed, elsewhere=others)
@@ -245,15 +246,3 @@ def _one_position(trials: Sequence[Trial]) -> bool:
 def _mean_certified(trials: Sequence[Trial]) -> float | None:
     counts = [t.certified for t in trials if t.certified is not None]
     return sum(counts) / len(counts) if counts else None
-
-
-@contextmanager
-def _quietly() -> Iterator[None]:
-    """That samples go one by one is no news to who asked for an audit."""
-    log = logging.getLogger("qbi.private")
-    before = log.level
-    log.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        log.setLevel(before)

@@ -3,8 +3,9 @@
 from datetime import UTC, datetime
 from typing import Any
 
+from qbi.auditing.client import Client
 from qbi.auditing.finding import Finding
-from qbi.auditing.outcomes import AttackOutcome, DefenceOutcome
+from qbi.auditing.outcomes import AttackOutcome, DefenceOutcome, LayerOutcome
 from qbi.auditing.result import AuditResult
 from qbi.metrics import THRESHOLDS, Threshold
 
@@ -39,26 +40,9 @@ def to_document(result: AuditResult) -> dict[str, Any]:
             "samples": result.samples,
             "shape": [list(s) for s in result.shape],
         },
-        "client": {
-            "batch_size": result.client.batch_size,
-            "local_steps": result.client.local_steps,
-            "optimiser": result.client.training.optimiser,
-            "learning_rate": result.client.training.learning_rate,
-            "precision": result.client.precision,
-            "loss": result.loss,
-        },
+        "client": _client(result.client) | {"loss": result.loss},
         "layers": [_layer(f) for f in result.layers],
-        "outcomes": [
-            {
-                "layer": o.layer,
-                "status": o.status,
-                "share": o.share,
-                "attacks": list(o.attacks),
-                "reason": o.reason,
-                "parameters": list(o.parameters),
-            }
-            for o in result.outcomes
-        ],
+        "outcomes": [_outcome(o) for o in result.outcomes],
         "accounts": dict(result.accounts),
         "path": list(result.path),
         "attacks": [_attack(a, result.threshold) for a in result.attacks],
@@ -80,6 +64,27 @@ def to_document(result: AuditResult) -> dict[str, Any]:
         "seed": result.seed,
         "versions": dict(result.versions),
         "seconds": round(result.seconds, 3),
+    }
+
+
+def _client(client: Client) -> dict[str, Any]:
+    return {
+        "batch_size": client.batch_size,
+        "local_steps": client.local_steps,
+        "optimiser": client.training.optimiser,
+        "learning_rate": client.training.learning_rate,
+        "precision": client.precision,
+    }
+
+
+def _outcome(outcome: LayerOutcome) -> dict[str, Any]:
+    return {
+        "layer": outcome.layer,
+        "status": outcome.status,
+        "share": outcome.share,
+        "attacks": list(outcome.attacks),
+        "reason": outcome.reason,
+        "parameters": list(outcome.parameters),
     }
 
 

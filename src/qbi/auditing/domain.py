@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from qbi.attacks import Attack, Carried, Knowledge
 from qbi.auditing.client import Client
 from qbi.auditing.norms import norm_behind
+from qbi.auditing.pruned_passes import checked_live, slimmed
 from qbi.auditing.samples import Samples
 from qbi.auditing.shortcut import Shortcuts
-from qbi.auditing.slim import checked_live, slimmed
-from qbi.auditing.trial import Answer, chosen_batch
+from qbi.auditing.trial import SentUpdate, chosen_batch
 from qbi.carrier import Carrier, Normalised, flat
 from qbi.errors import BadValue, DataError
 from qbi.exposure import Observation, observe
@@ -169,7 +169,7 @@ class Domain:
         alike = bool((each == each[:1]).all()) and bool(each.any())
         return each[0].nonzero()[:, 0].cpu() if alike else None
 
-    def elsewhere(self, carried: Carried) -> Answer | None:
+    def elsewhere(self, carried: Carried) -> SentUpdate | None:
         """Samples of no batch as the layer sees them: what somebody who read nothing could guess from."""
         source, order = self.others()
         if len(order) < 2:
@@ -178,4 +178,4 @@ class Domain:
         seen = self._inputs_of_layer(carried, source, some)
         none = torch.zeros(0, len(seen), dtype=torch.bool)
         inputs, _ = source.batch(some, self.device)
-        return Answer(some, inputs, ClientStep(Update({}, {}, 0, 0.0), ()), Observation(seen, none))
+        return SentUpdate(some, inputs, ClientStep(Update({}, {}, 0, 0.0), ()), Observation(seen, none))

@@ -12,7 +12,7 @@ from qbi.auditing.finding import Finding, Untested
 from qbi.carrier import Carrier, Cause, Shortfall
 from qbi.exposure import observe
 from qbi.routing.targets import Target
-from qbi.uses.sites import Site, Uses
+from qbi.uses.records import Site, Uses
 from qbi.uses.written_out import written_out
 
 MOST_SEEN = 2**22

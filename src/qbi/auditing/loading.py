@@ -38,21 +38,30 @@ def load_callable(name: str, option: str) -> Any:
     place, _, attribute = name.rpartition(":")
     if not place or not attribute:
         raise BadValue(f"{option}: {name!r} names no callable; write package.module:callable or path.py:callable.")
-    try:
-        with users_code(f"{option}: {place}"):
-            module = _from_file(Path(place)) if place.endswith(".py") else _from_package(place)
-    except ModuleNotFoundError as problem:
-        raise BadValue(f"{option}: {place} is not found ({problem}). Is it installed, or in this folder?") from problem
-    except BadValue:
-        raise
-    except Exception as problem:
-        raise BadValue(f"{option}: {place} fails while it is loaded ({_said(problem)}).") from problem
+    module = _module(place, option)
     found: Any = module
     for part in attribute.split("."):
         if not hasattr(found, part):
             raise BadValue(f"{option}: {place} has nothing called {attribute!r}.")
         found = getattr(found, part)
     return found
+
+
+def load_plugin(name: str) -> None:
+    """Run a module or Python file of the user's, which adds to the registries."""
+    _module(name, "--plugin")
+
+
+def _module(place: str, option: str) -> Any:
+    try:
+        with users_code(f"{option}: {place}"):
+            return _from_file(Path(place)) if place.endswith(".py") else _from_package(place)
+    except ModuleNotFoundError as problem:
+        raise BadValue(f"{option}: {place} is not found ({problem}). Is it installed, or in this folder?") from problem
+    except BadValue:
+        raise
+    except Exception as problem:
+        raise BadValue(f"{option}: {place} fails while it is loaded ({_said(problem)}).") from problem
 
 
 def load_model(name: str, arguments: Mapping[str, Any], *, seed: int = 0) -> nn.Module:

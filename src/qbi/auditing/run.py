@@ -15,7 +15,7 @@ from qbi.auditing.campaign import Campaign
 from qbi.auditing.client import Client
 from qbi.auditing.domain import operations_of
 from qbi.auditing.losses import OWN, check_value, choose_loss
-from qbi.auditing.plain import plain
+from qbi.auditing.merged_weights import plain
 from qbi.auditing.result import AuditResult
 from qbi.auditing.samples import Data, Samples, as_samples, with_targets
 from qbi.auditing.survey import probe_of, survey

@@ -15,7 +15,7 @@ from weakref import ReferenceType, ref
 import torch
 from torch import Tensor, nn
 
-from qbi.auditing.slim import checked_live, slimmed
+from qbi.auditing.pruned_passes import checked_live, slimmed
 from qbi.calling import call_with
 from qbi.federation.client import Loss
 from qbi.federation.exposed import ClientStep, exposed_step

@@ -25,7 +25,8 @@ from qbi.linear_maps import PART, others, spelled_out
 from qbi.routing.graph import Traced, trace
 from qbi.routing.path import find_path
 from qbi.routing.targets import Target, targets
-from qbi.uses.sites import Uses, uses_of
+from qbi.uses.records import Uses
+from qbi.uses.sites import uses_of
 
 MOST_POSITIONS, MOST_VALUES = 256, 2**18
 """Patches of a sample, and values of all of them, up to which the way to a convolution is followed."""
@@ -50,8 +51,9 @@ def survey(model: nn.Module, sample: tuple[Tensor, ...]) -> Survey:
     uses = uses_of(model, sample)
     names = {id(p): n for n, p in model.named_parameters() if p.requires_grad}
     seen = [found for target in targets(traced) if (found := _looked_at(traced, target, sample)) is not None]
+    given = _outputs(model, sample)
     for name in others(model):
-        seen += _look_spelled_out(traced, model, name, sample)
+        seen += _look_spelled_out(traced, model, name, sample, given)
     findings = [found for f in seen if (found := _with_parameters(f, model, names, uses)) is not None]
     known = {p for f in findings for p in f.parameters}
     for site in uses.sites:
@@ -83,7 +85,9 @@ def _with_parameters(finding: Finding, model: nn.Module, names: dict[int, str], 
     return replace(finding, parameters=found)
 
 
-def _look_spelled_out(traced: Traced, model: nn.Module, name: str, sample: tuple[Tensor, ...]) -> Sequence[Finding]:
+def _look_spelled_out(
+    traced: Traced, model: nn.Module, name: str, sample: tuple[Tensor, ...], given: Sequence[Tensor]
+) -> Sequence[Finding]:
     positions = max((_positions(traced.values.get(node)) for node in traced.nodes_of(name)), default=0)
     weight = next((p for p in model.get_submodule(name).parameters() if p.dim() > 1), None)
     values = 1 if weight is None else weight.numel() // len(weight)
@@ -91,7 +95,7 @@ def _look_spelled_out(traced: Traced, model: nn.Module, name: str, sample: tuple
         return []
     try:
         own, inner = spelled_out(model, name)
-        if not _same_outputs(own, model, sample):
+        if not _same(_outputs(own, sample), given):
             return []
         again = trace(own, sample)
         parts = [t for t in targets(again) if t.name.rpartition(".")[0] == inner.rpartition(".")[0]]
@@ -101,16 +105,18 @@ def _look_spelled_out(traced: Traced, model: nn.Module, name: str, sample: tuple
         return []
 
 
-def _same_outputs(one: nn.Module, other: nn.Module, sample: tuple[Tensor, ...]) -> bool:
+def _outputs(model: nn.Module, sample: tuple[Tensor, ...]) -> list[Tensor]:
+    """What a model gives out for a sample, its own random numbers seeded."""
+    with untouched(model), torch.no_grad():
+        torch.manual_seed(0)
+        return [v for v in tree_leaves(model(*sample)) if isinstance(v, Tensor) and v.is_floating_point()]
+
+
+def _same(found: Sequence[Tensor], given: Sequence[Tensor]) -> bool:
     """Whether a model with a layer spelled out still computes the same."""
-    found = []
-    for model in (one, other):
-        with untouched(model), torch.no_grad():
-            torch.manual_seed(0)
-            found.append([v for v in tree_leaves(model(*sample)) if isinstance(v, Tensor) and v.is_floating_point()])
-    return len(found[0]) == len(found[1]) and all(
+    return len(found) == len(given) and all(
         a.shape == b.shape and torch.allclose(a, b, rtol=1e-3, atol=1e-4 * float(b.abs().max()))
-        for a, b in zip(*found, strict=True)
+        for a, b in zip(found, given, strict=True)
     )
 
 

@@ -63,7 +63,7 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class Answer:
+class SentUpdate:
     """One answer of the client before anything is done to it, and what only the client knows of it."""
 
     chosen: Tensor
@@ -93,7 +93,7 @@ def take_answer(
     number: int,
     device: str = "cpu",
     shortcuts: Shortcuts | None = None,
-) -> Answer:
+) -> SentUpdate:
     """The client's answer on a random batch, and what one layer saw of it."""
     chosen = chosen_batch(samples, client, seed, number)
     inputs, targets = samples.batch(chosen, device)
@@ -104,7 +104,7 @@ def take_answer(
             for start in range(0, client.samples, size)
         ]
         update = local_update(model, batches, client.training, loss=loss, seed=seed + number)
-        return Answer(chosen, inputs, ClientStep(update, ()), observe(model, layer, inputs, seed=seed + number))
+        return SentUpdate(chosen, inputs, ClientStep(update, ()), observe(model, layer, inputs, seed=seed + number))
     shortcuts = shortcuts or Shortcuts()
     step = shortcuts.step(model, layer, inputs, targets, loss=loss, seed=seed + number)
     exposure = step.exposures[0]
@@ -115,7 +115,7 @@ def take_answer(
         sends = exposure.active.any(0)
         sends = sends if bool(sends.any()) else torch.ones_like(sends)
         features, above = features[sends], above[:, sends]
-    return Answer(chosen, inputs, step, Observation(features, above), centred=_is_centred(exposure.shares))
+    return SentUpdate(chosen, inputs, step, Observation(features, above), centred=_is_centred(exposure.shares))
 
 
 CENTRED = 1e-4
@@ -131,14 +131,14 @@ def _is_centred(shares: Tensor) -> bool:
 
 def read_answer(
     mounted: Mounted,
-    answer: Answer,
+    answer: SentUpdate,
     samples: Samples,
     client: Client,
     loss: Loss,
     *,
     defence: Defence | None = None,
     seed: int = 0,
-    elsewhere: Answer | None = None,
+    elsewhere: SentUpdate | None = None,
 ) -> Trial:
     """What a server reads of an answer, with a defence of the client's if there is one."""
     step = answer.step if defence is None else defence.apply(answer.step, generator(seed, "defence", defence.name))

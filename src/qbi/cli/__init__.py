@@ -1,6 +1,7 @@
 """The command line: one thin module per command."""
 
 import errno
+import os
 import sys
 import traceback
 
@@ -16,6 +17,8 @@ NOTHING_KEPT = "nothing was written, and what earlier runs wrote is untouched"
 
 def main() -> None:
     """Run `qbi`; what the user can mend becomes one sentence and exit code 2."""
+    # Threads that spin while they wait take the processor from those they wait for, many times over on a busy machine.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from qbi.cli.app import app
 
     try:

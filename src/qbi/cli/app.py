@@ -1,9 +1,15 @@
 """The `qbi` program and its commands."""
 
+from importlib import import_module
+from typing import Annotated
+
 import typer
 
 from qbi import __version__
-from qbi.cli import audit, bench, calibrate, compare, data, frontier, inspect, ledger, predict, replay, reproduce
+from qbi.cli import audit, data, inspect, ledger, predict, replay
+
+LABORATORY = ("reproduce", "compare", "frontier", "calibrate", "bench")
+"""Commands of `qbi.lab`, found by name: nothing of the product imports it."""
 
 app = typer.Typer(
     name="qbi",
@@ -16,14 +22,11 @@ app = typer.Typer(
 app.command("audit")(audit.audit)
 app.command("predict")(predict.predict)
 app.command("replay")(replay.replay)
-app.command("reproduce")(reproduce.reproduce)
-app.command("compare")(compare.compare)
 app.command("data")(data.data)
 app.command("inspect")(inspect.inspect)
-app.command("frontier")(frontier.frontier)
 app.command("ledger")(ledger.ledger)
-app.command("calibrate")(calibrate.calibrate)
-app.command("bench")(bench.bench)
+for _name in LABORATORY:
+    app.command(_name, rich_help_panel="Laboratory")(getattr(import_module(f"qbi.lab.commands.{_name}"), _name))
 
 
 def _version(wanted: bool) -> None:
@@ -34,6 +37,18 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def _options(
-    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version."),
+    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version."),  # noqa: ARG001
+    plugin: Annotated[
+        list[str] | None,
+        typer.Option(
+            envvar="QBI_PLUGINS",
+            help="A module or file.py of yours that adds attacks, defences, detectors, formats, data sources or layer rules.",
+        ),
+    ] = None,
 ) -> None:
     """Options of the program itself."""
+    if plugin:
+        from qbi.auditing.loading import load_plugin
+
+        for name in plugin:
+            load_plugin(name)

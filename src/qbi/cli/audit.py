@@ -31,8 +31,11 @@ NOT_TESTED = 3
 """Exit code where nothing was read, but not everything could be tried."""
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from qbi.attacks import Attack
     from qbi.auditing import AuditResult
+    from qbi.report.formats import Format
 
 
 def audit(
@@ -60,6 +63,7 @@ def audit(
     no_samples: options.NoSamples = False,
     sarif: options.Sarif = False,
     junit: options.Junit = False,
+    format: options.Format = None,
     out: options.Out = Path("out/audit"),
     skip_bad: options.SkipBad = False,
     seed: Seed = 0,
@@ -88,19 +92,15 @@ def audit(
     from qbi.cli import audit_data
     from qbi.federation.local import LocalTraining
     from qbi.metrics import THRESHOLDS
+    from qbi.report.formats import select as select_formats
 
     if list_attacks:
-        for known in ATTACKS.values():
-            console.print(f"{known.key}: a server that {known.deed}", markup=False, highlight=False)
+        _list(ATTACKS.values())
         return
-    if fail_above is not None and not 0 <= fail_above <= 1:
-        raise BadValue(f"--fail-above: {fail_above} is no share; R lies between 0 and 1.")
-    if model is not None and (neurons is not None or norm != "none"):
-        raise BadValue(
-            "--neurons and --norm shape the paper's model; with a MODEL of yours they do nothing. Leave them out."
-        )
+    _refuse(fail_above, of_users=model is not None, shaped=neurons is not None or norm != "none")
     number_in("--learning-rate", learning_rate, most=FASTEST)
     check_place(out)
+    formats = select_formats([*(format or []), *["sarif"] * sarif, *["junit"] * junit], "--format")
     where = checked_device(device)
     width = 200 if neurons is None else neurons
     attacks = list(BY_DEFAULT) if attack == "default" else some("--attack", words(attack))
@@ -111,10 +111,9 @@ def audit(
     spare = 0 if aux is not None else _spare(select(attacks, "audit"), batch_size, width)
     raw = user is None and norm != "none"
     samples = audit_data.audited_samples(data, client.samples * batches, spare, size, seed, skip_bad, raw=raw)
-    helper = (
-        None if aux is None else audit_data.auxiliary_samples(aux, width, size, seed + 1, skip_bad, raw=samples.raw)
-    )
-    if helper is not None:
+    helper = None
+    if aux is not None:
+        helper = audit_data.auxiliary_samples(aux, width, size, seed + 1, skip_bad, raw=samples.raw)
         audit_data.check_like(samples, helper)
     shape = "×".join(map(str, samples.inputs[0].shape[1:]))
     announce(
@@ -140,16 +139,35 @@ def audit(
             device=where,
             progress=say,
         )
-    document = result.document()
-    _write(result, document, out, fail_above or 0.0, no_samples=no_samples, sarif=sarif, junit=junit)
+    _write(result, out, fail_above or 0.0, formats, no_samples=no_samples)
     if json:
-        typer.echo(to_json(document), nl=False)
+        typer.echo(to_json(result.document()), nl=False)
     else:
         _show(result, out)
+    _end(result, fail_above)
+
+
+def _refuse(fail_above: float | None, *, of_users: bool, shaped: bool) -> None:
+    """Options that say nothing."""
+    if fail_above is not None and not 0 <= fail_above <= 1:
+        raise BadValue(f"--fail-above: {fail_above} is no share; R lies between 0 and 1.")
+    if of_users and shaped:
+        raise BadValue(
+            "--neurons and --norm shape the paper's model; with a MODEL of yours they do nothing. Leave them out."
+        )
+
+
+def _end(result: "AuditResult", fail_above: float | None) -> None:
+    """The exit code: 1 where more leaks than may, 3 where not everything could be tried."""
     if fail_above is not None and result.share > fail_above:
         raise typer.Exit(1)
     if result.status == "not tested":
         raise typer.Exit(NOT_TESTED)
+
+
+def _list(attacks: "Iterable[type[Attack]]") -> None:
+    for known in attacks:
+        console.print(f"{known.key}: a server that {known.deed}", markup=False, highlight=False)
 
 
 def _spare(attacks: "list[type[Attack]]", batch_size: int, neurons: int) -> int:
@@ -159,41 +177,21 @@ def _spare(attacks: "list[type[Attack]]", batch_size: int, neurons: int) -> int:
     return max((a.auxiliary_useful(Knowledge(batch_size, neurons, 1)) for a in attacks), default=0)
 
 
-def _write(
-    result: "AuditResult",
-    document: dict[str, Any],
-    out: Path,
-    limit: float,
-    *,
-    no_samples: bool,
-    sarif: bool,
-    junit: bool,
-) -> None:
-    from qbi.report.audit import audit_page, to_junit, to_sarif
-    from qbi.report.pictures import side_by_side
+def _write(result: "AuditResult", out: Path, limit: float, asked: "list[Format]", *, no_samples: bool) -> None:
+    from qbi.report.formats import Written
 
     gallery = result.gallery
+    pictures = {"truth": gallery.truth, "read": gallery.read, "exact": gallery.exact, "seen": gallery.seen}
+    shown: dict[str, Any] | None = None if no_samples else {**pictures, "texts": gallery.words}
     command = "qbi " + " ".join(shlex.quote(a) for a in sys.argv[1:])
-    shown: dict[str, Any] = {}
-    if not no_samples:
-        shown = {
-            "truth": gallery.truth,
-            "read": gallery.read,
-            "exact": gallery.exact,
-            "seen": gallery.seen,
-            "texts": gallery.words,
-        }
-    # A picture of an earlier run would contradict this report, or show what it was asked to keep to itself.
-    (out / "audit.png").unlink(missing_ok=True)
-    write_atomically(out / "audit.json", to_json(document))
-    write_atomically(out / "report.html", audit_page(document, command=command, **shown))
-    if sarif:
-        write_atomically(out / "audit.sarif", to_json(to_sarif(document, limit)))
-    if junit:
-        write_atomically(out / "audit.xml", to_junit(document, limit))
-    if not no_samples and gallery.truth is not None and gallery.read is not None:
-        titles = ("what the client holds", "what the server reads")
-        write_atomically(out / "audit.png", side_by_side(gallery.truth, gallery.read, titles))
+    written = Written(result.document(), limit, command, shown)
+    for one in asked:
+        made = one.write(written)
+        if made is None:
+            # A picture of an earlier run would contradict this report, or show what it was asked to keep to itself.
+            (out / one.file).unlink(missing_ok=True)
+        else:
+            write_atomically(out / one.file, made)
 
 
 def _show(result: "AuditResult", out: Path) -> None:

@@ -7,7 +7,7 @@ import typer
 from rich.table import Table
 
 from qbi.cli.common import Json, console
-from qbi.data.found import PUBLISHED, find
+from qbi.data.locating import PUBLISHED, find
 from qbi.files import to_json
 
 

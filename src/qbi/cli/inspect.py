@@ -30,7 +30,7 @@ def inspect(
     from qbi.auditing.loading import load_model, parse_arguments, users_code
     from qbi.data.checkpoint import load_parameters
     from qbi.detection import inspect_parameters
-    from qbi.detection.parameters import FEWEST_INPUTS
+    from qbi.detection.detectors import FEWEST_INPUTS
     from qbi.errors import DataError
     from qbi.finite import is_finite
     from qbi.linear_maps import linear_rows

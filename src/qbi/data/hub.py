@@ -9,7 +9,6 @@ from PIL import Image
 
 from qbi.data.decode import centre_crop
 from qbi.data.folder import IMAGENET_MEAN, IMAGENET_STD
-from qbi.data.text import Corpus
 from qbi.errors import DataError, MissingExtra, first_line
 from qbi.records import ImageData
 
@@ -26,14 +25,6 @@ def load_hub_images(name: str, *, size: int, limit: int) -> ImageData:
     return ImageData(
         name, torch.from_numpy(np.stack(pixels)), torch.tensor(labels), classes, IMAGENET_MEAN, IMAGENET_STD
     )
-
-
-def load_hub_texts(name: str, *, limit: int) -> Corpus:
-    """The first `limit` texts of a data set."""
-    table = _open(name, limit)
-    column = _column(table, name, lambda value: isinstance(value, str), "text")
-    labels, classes = _labels(table)
-    return Corpus(name, tuple(table[column]), tuple(labels), classes)
 
 
 def _open(name: str, limit: int) -> Any:

@@ -4,7 +4,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from qbi.errors import DataError
 from qbi.records import ImageData
 
 
@@ -23,13 +22,6 @@ def denormalised(data: ImageData, samples: Float[Tensor, "b m"]) -> Float[Tensor
     """Back to [0, 1] pixels, unclipped."""
     mean, std = _statistics(data)
     return samples.reshape(len(samples), *data.shape).cpu().float() * std + mean
-
-
-def take_batch(data_size: int, batch_size: int, generator: torch.Generator) -> Int[Tensor, " b"]:
-    """Distinct random indices for one batch."""
-    if batch_size > data_size:
-        raise DataError(f"data: a batch of {batch_size} is larger than the data; there are {data_size} samples.")
-    return torch.randperm(data_size, generator=generator)[:batch_size]
 
 
 def _statistics(data: ImageData) -> tuple[Tensor, Tensor]:

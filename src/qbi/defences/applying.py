@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from qbi.defences.aggp import AGGP
-from qbi.defences.policy import PolicyName, decide, policy_named
+from qbi.defences.policy import decide, policy_named
 from qbi.errors import BadValue, QbiError
 from qbi.exposure import Leak, vulnerable_layers
 from qbi.federation.client import Loss, default_loss
@@ -34,7 +34,7 @@ class DefenceReport:
     """What one step would have given away, layer by layer, and what was done about it."""
 
     leaks: tuple[Leak, ...]
-    policy: PolicyName
+    policy: str
     rows_changed: int
     by_differences: int
     """Samples that the difference of two rows would have given away."""

@@ -16,7 +16,7 @@ from qbi.records import Update
 Kind = Literal["formal", "heuristic"]
 
 
-class Named(Protocol):
+class Described(Protocol):
     """What tables say of a defence. *Formal* ones carry a proof, *heuristic* ones a measurement."""
 
     @property
@@ -31,7 +31,7 @@ class Named(Protocol):
 
 
 @runtime_checkable
-class Defence(Named, Protocol):
+class Defence(Described, Protocol):
     """Changes an update before it leaves."""
 
     def apply(self, step: ClientStep, generator: Draws) -> ClientStep:
@@ -40,7 +40,7 @@ class Defence(Named, Protocol):
 
 
 @runtime_checkable
-class StepDefence(Named, Protocol):
+class StepDefence(Described, Protocol):
     """Makes the update itself, since it needs what a finished one no longer holds, such as each sample's own gradient."""
 
     def update(

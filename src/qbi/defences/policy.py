@@ -9,51 +9,54 @@ from typing import Literal
 from torch import Tensor
 
 from qbi.defences.aggp import AGGP
-from qbi.defences.base import Defence, chain
-from qbi.defences.rules import DropSparse, HideReadable, NoisyRows, Pruning
+from qbi.defences.base import Defence
+from qbi.defences.registry import DEFENCES, NO_DEFENCE
+from qbi.defences.rules import DropSparse, Pruning
 from qbi.errors import BadValue
 from qbi.exposure import Leak
 from qbi.federation.exposed import ClientStep
 from qbi.private.boundary import THREE_LINES
 from qbi.randomness import Draws
 
-PolicyName = Literal["report", "auto", "noise", "aggp", "drop", "skip", "refuse"]
-POLICIES: tuple[PolicyName, ...] = ("report", "auto", "noise", "aggp", "drop", "skip", "refuse")
-"""All heuristic, measured against known servers; what holds against every server is `qbi.Private`."""
-
-NOISE = 3.0
-"""Noise of the policies `noise` and `auto`, in units of a row's size: see `docs/defences.md`."""
-
 Act = Literal["send", "clear", "refuse"]
+
+POLICIES: dict[str, tuple[str, Act]] = {
+    "report": (NO_DEFENCE, "send"),
+    "auto": ("auto", "send"),
+    "noise": ("row-noise-3", "send"),
+    "aggp": ("aggp", "send"),
+    "drop": ("drop-sparse", "send"),
+    "skip": (NO_DEFENCE, "clear"),
+    "refuse": (NO_DEFENCE, "refuse"),
+}
+"""A defence of the registry for every step, and what becomes of a step in which somebody is readable.
+
+All heuristic, measured against known servers; what holds against every server is `qbi.Private`."""
 
 
 @dataclass(frozen=True)
 class Policy:
     """A defence for every step, and what becomes of a step in which somebody is readable."""
 
-    name: PolicyName
+    name: str
     defence: Defence
     if_readable: Act = "send"
 
 
 def policy_named(name: str, place: str, *, settings: AGGP | None = None, fewest: int = 16) -> Policy:
     """A heuristic policy by its name; `fewest` is the smallest number of samples in a row that `drop` lets pass."""
-    defences: dict[PolicyName, Defence] = {
-        "report": chain(),
-        "auto": HideReadable(NOISE),
-        "noise": NoisyRows(NOISE),
-        "aggp": Pruning(settings or AGGP()),
-        "drop": DropSparse(fewest - 1),
-        "skip": chain(),
-        "refuse": chain(),
-    }
-    acts: dict[PolicyName, Act] = {"skip": "clear", "refuse": "refuse"}
     if name == "budget":
         raise BadValue(f"{place}: the policy budget is now a step of its own:\n{THREE_LINES}")
-    for known, defence in defences.items():
-        if known == name:
-            return Policy(known, defence, acts.get(known, "send"))
-    raise BadValue(f"{place}: no policy is called {name!r}; there are {', '.join(POLICIES)}.")
+    if name not in POLICIES:
+        raise BadValue(f"{place}: no policy is called {name!r}; there are {', '.join(POLICIES)}.")
+    key, act = POLICIES[name]
+    defence = DEFENCES[key]
+    if name == "aggp" and settings is not None:
+        defence = Pruning(settings)
+    elif name == "drop":
+        defence = DropSparse(fewest - 1)
+    assert isinstance(defence, Defence)
+    return Policy(name, defence, act)
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,5 @@
 """Every defence by its key, with the settings at which it is compared."""
 
-from collections.abc import Mapping
-
 from qbi.defences.base import Defence, StepDefence, chain
 from qbi.defences.private import DPSGD
 from qbi.defences.rules import DropClose, DropDominated, DropSparse, HideReadable, Noise, NoisyRows, Pruning, Sparsify
@@ -11,7 +9,7 @@ from qbi.private.goal import Budget
 
 NO_DEFENCE = "none"
 
-ON_UPDATES: Mapping[str, Defence] = {
+DEFENCES: dict[str, Defence | StepDefence] = {
     NO_DEFENCE: chain(),
     "aggp": Pruning(),
     "aggp-no-bias": Pruning(bias="drop"),
@@ -25,21 +23,11 @@ ON_UPDATES: Mapping[str, Defence] = {
     "top-10": Sparsify(0.1),
     "noise-0.1": Noise(0.1),
     "noise-1": Noise(1.0),
-}
-"""Those that change an update."""
-
-DEFENCES: dict[str, Defence | StepDefence] = {
-    **ON_UPDATES,
     "private": PrivateStep(Budget.for_goal()),
     "private-8": PrivateStep(Budget.for_goal(bits=8)),
     "dp-sgd": DPSGD(clip=1.0, noise=1.0),
 }
 """All of them. One of one's own is added with `DEFENCES[key] = my_defence`."""
-
-
-def named(key: str) -> Defence:
-    """A defence that changes an update, by its key."""
-    return ON_UPDATES[key]
 
 
 def select(keys: list[str], place: str) -> list[str]:

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Float64, Int
 from torch import Tensor
 
-from qbi.extraction.found import Found, Tail, nothing
+from qbi.extraction.recovered import Recovered, Tail, nothing
 from qbi.extraction.system import System
 
 ROW_MARGIN, SPACE_MARGIN = 20.0, 100.0
@@ -43,7 +43,7 @@ MOST_REPEATS = 3
 """How often one sample may stand in a batch and still be recognised."""
 
 
-def cascade(system: System, tail: Tail, outputs: int, *, found: Found | None = None) -> Found:
+def cascade(system: System, tail: Tail, outputs: int, *, found: Recovered | None = None) -> Recovered:
     """Read, certify, take out, fit again; until no row with a single sample is left."""
     found = nothing(system, outputs) if found is None else found
     for _ in range(MOST_STEPS):
@@ -56,7 +56,7 @@ def cascade(system: System, tail: Tail, outputs: int, *, found: Found | None = N
     return found
 
 
-def expected_noise(system: System, found: Found) -> Float64[Tensor, " n"]:
+def expected_noise(system: System, found: Recovered) -> Float64[Tensor, " n"]:
     """The rounding error of each row's residual, per value: that of the row and of what was subtracted."""
     count = system.sketch.shape[1] ** 0.5
     own: Tensor = system.sketch.norm(dim=1) / count
@@ -66,7 +66,7 @@ def expected_noise(system: System, found: Found) -> Float64[Tensor, " n"]:
     return system.rounding * own
 
 
-def _next(system: System, tail: Tail, found: Found) -> Found | None:
+def _next(system: System, tail: Tail, found: Recovered) -> Recovered | None:
     """The certified samples of rows in which one stands alone now, the strongest of them."""
     left = system.bias - found.shares.T @ (found.coefficients @ system.bias)
     noise = expected_noise(system, found)
@@ -95,7 +95,7 @@ def _next(system: System, tail: Tail, found: Found) -> Found | None:
     coefficients = -taken[chosen] @ found.coefficients
     coefficients[torch.arange(len(chosen), device=rows.device), rows[chosen]] += 1
     coefficients /= left[rows[chosen], None]
-    return Found(coefficients, shares, labels[chosen], pulls[chosen], rows[chosen])
+    return Recovered(coefficients, shares, labels[chosen], pulls[chosen], rows[chosen])
 
 
 def row_bound(system: System, error: Float64[Tensor, " k"]) -> Float64[Tensor, " k"]:
@@ -142,7 +142,7 @@ def distinct(
     return chosen[leads], support[leads]
 
 
-def refit(system: System, tail: Tail, found: Found) -> Found:
+def refit(system: System, tail: Tail, found: Recovered) -> Recovered:
     """Fit all found samples together to the rows that they explain, and take their shares anew from the model."""
     for _ in range(REFITS):
         fitted = _fit(system, found)
@@ -154,7 +154,7 @@ def refit(system: System, tail: Tail, found: Found) -> Found:
     return found
 
 
-def _fit(system: System, found: Found) -> Float64[Tensor, "s n"] | None:
+def _fit(system: System, found: Recovered) -> Float64[Tensor, "s n"] | None:
     """Least squares with each row weighted by its rounding; None where the rows do not determine the samples."""
     sketches = found.coefficients @ system.sketch
     noise = expected_noise(system, found)
@@ -177,7 +177,7 @@ def _fit(system: System, found: Found) -> Float64[Tensor, "s n"] | None:
     return out / (out @ system.bias)[:, None]
 
 
-def explains_everything(system: System, found: Found) -> bool:
+def explains_everything(system: System, found: Recovered) -> bool:
     """Whether nothing but rounding is left of the rows; a few may hold a sample that stands on the very edge of firing."""
     left = system.sketch - found.shares.T @ (found.coefficients @ system.sketch)
     ratio = left.norm(dim=1) / system.sketch.shape[1] ** 0.5 / expected_noise(system, found).clamp_min(1e-300)

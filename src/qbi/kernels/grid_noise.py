@@ -146,7 +146,7 @@ def add_grid_noise(total: Tensor, step: float, spread: float, key: Tensor) -> No
     _release[(programs,)](total, key, half, values, 1 / step, spread, lanes=LANES)
 
 
-def keystream_words(key: bytes, first: int, nonce: tuple[int, int, int], count: int, device: torch.device) -> Tensor:
+def _keystream_words(key: bytes, first: int, nonce: tuple[int, int, int], count: int, device: torch.device) -> Tensor:
     """Words of some blocks, to be compared with published ones."""
     lanes = triton.next_power_of_2(max(16, count))
     out = torch.zeros(16 * lanes, dtype=torch.int32, device=device).view(torch.uint32)

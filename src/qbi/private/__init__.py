@@ -1,6 +1,7 @@
 """The private step: each sample alone, clipped, released on a grid; its budget, its ledger, and the boundary."""
 
-from qbi.private.boundary import Boundary, NotReleased
+from qbi.private.allowed import NotReleased
+from qbi.private.boundary import Boundary
 from qbi.private.goal import Budget
 from qbi.private.ledger import BudgetSpent, Ledger
 from qbi.private.rates import RateSearch, find_rate

@@ -18,12 +18,14 @@ class Account:
 
     Args:
         budget: what each one costs.
+        family: of the model: what was learned through one model of a family counts for all.
         ledger: kept over restarts; without one, only what this process knows of is counted.
         data: the data set's name in the ledger.
         total: bits about one sample over everything in the ledger, or over this training where there is none.
     """
 
     budget: Budget
+    family: str
     ledger: Ledger | None = None
     data: str = "data"
     total: float | None = None
@@ -40,7 +42,7 @@ class Account:
         """About one sample, through this training."""
         return self.budget.bits(self.participations)
 
-    def spend(self, participations: float, parameters: Iterable[Tensor]) -> None:
+    def spend(self, participations: float) -> None:
         """So many more participations are about to begin; raises where the total does not allow it."""
         assert self.total is not None
         more = self.budget.bits(participations)
@@ -53,7 +55,7 @@ class Account:
         if here is not None:
             here.charge(more)
         if self.ledger is not None and (here is None or here.ledger != self.ledger.path.resolve()):
-            self.ledger.spend(self.data, family_of(parameters), self.budget.noise, participations, limit=self.total)
+            self.ledger.spend(self.data, self.family, self.budget.noise, participations, limit=self.total)
         self.participations += participations
 
     def __str__(self) -> str:

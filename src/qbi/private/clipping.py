@@ -21,6 +21,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from qbi.private.products import Returned, add_products, product_squares
 from qbi.uses import Use
 from qbi.uses.kinds import Convolution, LookUp, Pairs, largest
 
@@ -29,15 +30,6 @@ ROUNDING = 1e-3
 
 SLICE = 32
 """Samples in one float32 sum."""
-
-TERMS = 2**17
-"""Products in one float64 sum."""
-
-MOST_SAMPLES = 128
-"""Samples in one float64 sum."""
-
-GUARD = 1e-5
-"""Of the sizes of all products, added to a norm that comes from products."""
 
 BLOCK = 1024
 """Squares that are added up in float32."""
@@ -64,21 +56,6 @@ class Seen:
     """Which samples have values that arithmetic can hold; the others count for nothing."""
 
 
-@dataclass(frozen=True)
-class Returned:
-    """A use with what came back to it, in float32, samples first; a look-up's input stays whole numbers."""
-
-    use: Use
-    given: Tensor
-    back: Tensor
-
-
-def returned(use: Use, back: Tensor) -> Returned:
-    """A use and its backprop, ready for arithmetic."""
-    given = use.given if isinstance(use.kind, LookUp) else use.given.float()
-    return Returned(use, given, back.detach().movedim(use.axis, 0).float())
-
-
 def add_clipped(
     sums: Mapping[str, Tensor], uses: Sequence[Returned], whole: Mapping[str, Tensor], clip: float, used: Tensor
 ) -> Seen:
@@ -101,7 +78,7 @@ def add_clipped(
     for gradients in formed.values():
         squares += _squares(gradients)
     for part in products:
-        squares += _product_squares(part)
+        squares += product_squares(part)
     norms = squares.sqrt()
     fine &= norms.isfinite()
     weights = torch.where(fine & used, clip / norms.clamp_min(clip), 0.0)
@@ -109,7 +86,7 @@ def add_clipped(
         _add_formed(sums[name], gradients, weights)
     for part in products:
         assert part.use.weight is not None
-        _add_products(sums[part.use.weight], part, weights)
+        add_products(sums[part.use.weight], part, weights)
     return Seen(norms, fine)
 
 
@@ -208,57 +185,3 @@ def _add_formed(total: Tensor, gradients: Tensor, weights: Tensor) -> None:
     flat = gradients.reshape(len(gradients), -1)
     for few, w in zip(flat.split(SLICE), weights.float().split(SLICE), strict=True):
         total.view(-1).add_((w[None] @ few)[0])
-
-
-def _product_squares(part: Returned) -> Tensor:
-    """Squared norms of weights' gradients, and what rounding could hide of them."""
-    if isinstance(part.use.kind, LookUp):
-        return torch.cat([_looked_up_squares(part.use.kind, g, b) for g, b in _by_samples(part)])
-    kind = part.use.kind
-    assert isinstance(kind, Pairs | Convolution)
-    if kind.positions(part.back) == 1 and isinstance(kind, Pairs):
-        a, b = kind.pairs(part.given, part.back)
-        return a.double().square().sum((1, 2, 3)) * b.double().square().sum((1, 2, 3))
-    out = []
-    for given, back in _by_samples(part):
-        a, b = (v.double() for v in kind.pairs(given, back))
-        exact = ((a @ a.mT) * (b @ b.mT)).sum((1, 2, 3)).clamp_min(0)
-        sizes = (a.square().sum(3).sqrt() * b.square().sum(3).sqrt()).sum((1, 2))
-        out.append((exact.sqrt() + GUARD * sizes).square())
-    return torch.cat(out)
-
-
-def _looked_up_squares(kind: LookUp, given: Tensor, back: Tensor) -> Tensor:
-    """What came back to the same row adds up; rows apart from each other do not."""
-    index, rows = kind.flat(given, back)
-    rows = rows.double()
-    same = index[:, :, None] == index[:, None, :]
-    exact = ((rows @ rows.mT) * same).sum((1, 2)).clamp_min(0)
-    sizes = rows.square().sum(2).sqrt().sum(1)
-    return (exact.sqrt() + GUARD * sizes).square()
-
-
-def _by_samples(part: Returned) -> Sequence[tuple[Tensor, Tensor]]:
-    """A use a number of samples at a time, so that nothing large is held and float64 sums stay short."""
-    kind = part.use.kind
-    positions = kind.positions(part.back) if isinstance(kind, Pairs | Convolution) else part.given[0].numel()
-    each = max(1, min(MOST_SAMPLES, TERMS // max(1, positions)))
-    return list(zip(part.given.split(each), part.back.split(each), strict=True))
-
-
-def _add_products(total: Tensor, part: Returned, weights: Tensor) -> None:
-    """total += Σ wᵢ·gᵢ, one product in float64."""
-    kind, start = part.use.kind, 0
-    for given, back in _by_samples(part):
-        w = weights[start : start + len(back)]
-        start += len(back)
-        if isinstance(kind, LookUp):
-            index, rows = kind.flat(given, back)
-            total.index_add_(0, index.reshape(-1), (rows.double() * w[:, None, None]).flatten(0, 1))
-            continue
-        assert isinstance(kind, Pairs | Convolution)
-        a, b = kind.pairs(given, back)
-        scaled = b.double() * w[:, None, None, None]
-        # groups: (T·m, o)ᵀ · (T·m, i)
-        left, right = scaled.transpose(0, 1).flatten(1, 2), a.transpose(0, 1).flatten(1, 2).double()
-        total.view(len(left), left.shape[2], right.shape[2]).baddbmm_(left.mT, right)

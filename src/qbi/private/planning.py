@@ -15,8 +15,9 @@ from torch.utils._pytree import tree_map
 
 from qbi.errors import QbiError, first_line
 from qbi.private.arithmetic import dense, exact_arithmetic, full_precision, quietly
-from qbi.private.clipping import MOST_FORMED, MOST_FORMED_ON_CPU, formed_values, returned
+from qbi.private.clipping import MOST_FORMED, MOST_FORMED_ON_CPU, formed_values
 from qbi.private.forgetting import seed_all
+from qbi.private.products import returned
 from qbi.private.samples import Evaluator, Plan
 from qbi.uses import Use
 

@@ -1,6 +1,8 @@
 """What the owner sees of private steps: for the owner's own log, not for others."""
 
-from collections.abc import Sequence
+import contextlib
+import logging
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -67,3 +69,15 @@ def advice(history: Sequence[StepReport]) -> str:
     if shortened < 0.5:
         said += f" A learning rate about {1 / shortened:.2g} times that of plain training makes up for it; qbi.find_rate searches one on public data."
     return said
+
+
+@contextlib.contextmanager
+def quiet_step() -> Iterator[None]:
+    """That samples go one by one is no news to who asked for an audit."""
+    log = logging.getLogger("qbi.private")
+    before = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(before)

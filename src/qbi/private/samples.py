@@ -19,7 +19,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 from qbi.errors import BadValue
 from qbi.private import forgetting
 from qbi.private.arithmetic import dense, exact_arithmetic, quietly
-from qbi.private.clipping import Seen, add_clipped, returned
+from qbi.private.clipping import Seen, add_clipped
+from qbi.private.products import returned
 from qbi.private.refusals import refuse_mixing, refuse_odd_weights, refuse_scripts
 from qbi.uses import Capture, Use
 

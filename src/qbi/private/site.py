@@ -13,7 +13,8 @@ from torch import Tensor
 from qbi.detection import Sign, inspect_parameters
 from qbi.errors import BadValue, first_line
 from qbi.finite import is_finite
-from qbi.private.boundary import Boundary, Named, NotReleased, State, inside, read_names
+from qbi.private.allowed import AllowedNumber, NotReleased, read_names
+from qbi.private.boundary import Boundary, State, inside
 from qbi.private.goal import DEFAULT_BITS, LIFETIME_BITS, Budget
 from qbi.private.ledger import Ledger
 from qbi.private.update import ReleasedUpdate
@@ -70,9 +71,9 @@ class SiteSettings:
         read_names(settings.metrics)
         return settings
 
-    def named(self) -> dict[str, Named]:
+    def named(self) -> dict[str, AllowedNumber]:
         """Numbers that may leave; averages weigh clients alike where the owner says nothing."""
-        return {"num-examples": Named(constant=1.0), **read_names(self.metrics)}
+        return {"num-examples": AllowedNumber(constant=1.0), **read_names(self.metrics)}
 
 
 def _read(name: str, kind: type, value: object) -> Any:

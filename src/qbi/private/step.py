@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from qbi.errors import BadValue
 from qbi.private import boundary, drawing, reporting
-from qbi.private.account import Account
+from qbi.private.account import Account, family_of
 from qbi.private.goal import Budget, Goal
 from qbi.private.incoming import count_samples, same_form
 from qbi.private.keystream import Keys, repeated_keys, system_key
@@ -86,8 +86,8 @@ class Private:
         self.model, self.penalty = model, penalty
         self.budget, self._goal = Budget.for_goal(**goal), goal
         book = Ledger(ledger) if isinstance(ledger, str) else ledger
-        self.account = Account(self.budget, book, data, total)
         self.evaluator = Evaluator(model, loss, augment)
+        self.account = Account(self.budget, family_of(self.evaluator.parameters.values()), book, data, total)
         self.batch_size = batch_size
         self._sums = Sums(self.evaluator, self.budget.clip, at_once, graphs=graphs)
         self.grid = Grid.of(self.budget.clip, self.budget.noise, self._sums.total.numel())
@@ -120,7 +120,7 @@ class Private:
         self._refuse_goal(sampling)
         self.batch_size = batch_size
         yield from self._passes.draw(
-            data, batch_size, epochs, sampling, workers, spend=self._spend, pending=lambda: self._sums.parts
+            data, batch_size, epochs, sampling, workers, spend=self.account.spend, pending=lambda: self._sums.parts
         )
 
     def add(self, inputs: Any, targets: Any) -> None:
@@ -153,7 +153,7 @@ class Private:
         self._weights.check_optimiser(optimiser)
         if self._passes.left is None:
             # Not drawn here: the same samples may be in every step, and in every part that was added to it.
-            self._spend(float(max(1, self._sums.parts) ** 2))
+            self.account.spend(float(max(1, self._sums.parts) ** 2))
         self._passes.release()
         try:
             self._weights.restore()
@@ -206,7 +206,7 @@ class Private:
         return noise_slack(self._sums.total.numel(), self.grid.spread) * steps
 
     def advice(self) -> str:
-        """Whether the learning rate looks too small: clipping shortens gradients, and rates for plain training do not make up for it."""
+        """Whether the learning rate looks too small."""
         return reporting.advice(self._history)
 
     # Inside
@@ -227,9 +227,6 @@ class Private:
         self._history = []
         self._sums.clear()
 
-    def _spend(self, participations: float) -> None:
-        self.account.spend(participations, self.evaluator.parameters.values())
-
     def _refuse_goal(self, sampling: str) -> None:
         """Goals that hold for so many participations do not hold for so many on average."""
         fixed = "max_reconstruction" in self._goal or ("epsilon" in self._goal and "sampled" not in self._goal)
@@ -246,17 +243,8 @@ class Private:
         raise BadValue("private: it cannot be stored or sent; store private.state_dict(), and keep a ledger.")
 
     def _release(self) -> None:
-        parameters = self.evaluator.parameters
         whole = release(self._sums.total, self.grid, keys=self._keys)
         assert self.batch_size is not None
-        self._weights.gradients = (whole * (self.grid.step / self.batch_size)).float()
-        for name, part in self._weights.by_name(self._weights.gradients.clone()).items():
-            parameters[name].grad = part
+        self._weights.take((whole * (self.grid.step / self.batch_size)).float())
         if self.penalty is not None:
-            with torch.enable_grad():
-                term = self.penalty(self.model)
-            more = torch.autograd.grad(term, list(parameters.values()), allow_unused=True)
-            for parameter, gradient in zip(parameters.values(), more, strict=True):
-                if gradient is not None:
-                    assert parameter.grad is not None
-                    parameter.grad += gradient
+            self._weights.add_gradient_of(self.penalty)

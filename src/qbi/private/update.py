@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from qbi.finite import is_finite
-from qbi.private.boundary import NotReleased, State, by_position
+from qbi.private.allowed import NotReleased
+from qbi.private.boundary import State, by_position
 from qbi.private.goal import Budget
 from qbi.private.keystream import Keys, system_key
 from qbi.private.release import Grid, release

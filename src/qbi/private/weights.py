@@ -1,6 +1,6 @@
 """The weights that a private training releases: taken as public at the beginning, moved by released steps alone."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -91,6 +91,22 @@ class Weights:
                 "private: the optimiser holds a state (momentum, say) that did not come from this private training; it would leave with the weights. "
                 "Create the optimiser anew, and let private.step alone step it."
             )
+
+    def take(self, gradients: Tensor) -> None:
+        """Put released gradients, flat over all weights, in the place of whatever stood there."""
+        self.gradients = gradients
+        for name, part in self.by_name(gradients.clone()).items():
+            self.parameters[name].grad = part
+
+    def add_gradient_of(self, penalty: Callable[[nn.Module], Tensor]) -> None:
+        """Add the gradient of a term of the weights alone, which depends on no data."""
+        with torch.enable_grad():
+            term = penalty(self.model)
+        more = torch.autograd.grad(term, list(self.parameters.values()), allow_unused=True)
+        for parameter, gradient in zip(self.parameters.values(), more, strict=True):
+            if gradient is not None:
+                assert parameter.grad is not None
+                parameter.grad += gradient
 
     def restore(self) -> None:
         """The weights of the last release, and all else as it was at the beginning: whatever was done to them is undone."""

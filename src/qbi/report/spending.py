@@ -1,11 +1,11 @@
 """What a ledger says, in numbers, in words and as a picture."""
 
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from qbi.private.ledger import Entry
+from qbi.report.plotting import new_figure, picture_of
 from qbi.theory import guarantees
 
 
@@ -68,9 +68,7 @@ def summarise(entries: Sequence[Entry], limit: float, delta: float) -> list[Spen
 
 def draw(entries: Sequence[Entry], limit: float, kind: str) -> bytes:
     """Bits over participations, one line for each data set, and the limit."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(6, 3.2), layout="constrained")
+    figure = new_figure(6, 3.2)
     axis = figure.subplots()
     for data in sorted({e.data for e in entries}):
         times, bits = [0.0], [0.0]
@@ -81,6 +79,4 @@ def draw(entries: Sequence[Entry], limit: float, kind: str) -> bytes:
     axis.axhline(limit, color="#c05621", linestyle="--", label="limit")
     axis.set(xlabel="participations", ylabel="bits about one sample, at most", ylim=(0, None))
     axis.legend()
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format=kind, dpi=110)
-    return buffer.getvalue()
+    return picture_of(figure, kind)

@@ -17,7 +17,6 @@ from qbi.errors import CannotMount
 from qbi.routing.arrival import arrive, check_arrival
 from qbi.routing.copying import plan_convolution, plan_linear, through_weights
 from qbi.routing.graph import Traced, as_inputs, trace
-from qbi.routing.passing import through_norm, through_other
 from qbi.routing.path import (
     JOINS,
     BatchNorm,
@@ -31,6 +30,7 @@ from qbi.routing.path import (
 )
 from qbi.routing.route import Route, Way, fresh
 from qbi.routing.tracers import Inputs
+from qbi.routing.weightless import through_norm, through_other
 
 DEFAULT_SHIFT = 8.0
 """Added to pass a ReLU: normalised data rarely lie below −8, and float32 still keeps six digits."""

@@ -5,8 +5,9 @@ only looked up, scaled with, or used in a way that nobody has a rule for is list
 that is trained is missing from the list, whoever wrote the module.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,49 +18,10 @@ from qbi.calling import untouched
 from qbi.uses.capture import flat
 from qbi.uses.kinds import Kind, LookUp, ScaleAndShift
 from qbi.uses.linear_view import LinearView, linear_views
+from qbi.uses.records import Site, Uses
 from qbi.uses.views import places
 
 NORMS = ("batch_norm", "instance_norm", "native_batch_norm")
-
-
-@dataclass(frozen=True)
-class Site:
-    """One linear map of a model: where its rows stand in a trained parameter, and where their biases stand."""
-
-    weight: str
-    rows: Tensor = field(repr=False)
-    """(neurons, width): places in the flat parameter."""
-    bias: str | None = None
-    bias_rows: Tensor | None = field(default=None, repr=False)
-    group: int = 0
-    groups: int = 1
-    """Which of how many maps this parameter is made of."""
-    calls: int = 1
-    """How often it is used in one pass."""
-
-    @property
-    def name(self) -> str:
-        """As reports call it."""
-        name = self.weight.removesuffix(".weight")
-        return f"{name}[{self.group}]" if self.groups > 1 else name
-
-    def is_at(self, name: str, rows: Tensor) -> bool:
-        """Whether a use is one of this map."""
-        return name == self.weight and rows.shape == self.rows.shape and torch.equal(rows, self.rows)
-
-
-@dataclass(frozen=True)
-class Uses:
-    """What a model does with its trained parameters."""
-
-    sites: tuple[Site, ...]
-    others: Mapping[str, tuple[str, ...]]
-    """For each trained parameter, the names of its uses that are no linear maps."""
-    trained: tuple[str, ...]
-
-    def of(self, name: str) -> tuple[Site, ...]:
-        """The linear maps that a parameter is part of, as weight or as bias."""
-        return tuple(s for s in self.sites if name in (s.weight, s.bias))
 
 
 @dataclass(frozen=True)
@@ -194,25 +156,22 @@ def uses_of(model: nn.Module, inputs: tuple[Any, ...]) -> Uses:
 
 def _numbered(sites: Sequence[Site]) -> list[Site]:
     """Sites that are parts of one parameter, told apart by a number."""
-    seen: dict[str, int] = {}
+    seen: Counter[str] = Counter()
+    parts = Counter(site.weight for site in sites)
     out = []
     for site in sites:
-        number = seen.get(site.weight, 0)
-        seen[site.weight] = number + 1
-        parts = sum(s.weight == site.weight for s in sites)
-        out.append(replace(site, group=number, groups=parts))
+        out.append(replace(site, group=seen[site.weight], groups=parts[site.weight]))
+        seen[site.weight] += 1
     return out
 
 
 def _with_paired_biases(listing: _Listing, out: Any, trained: Mapping[str, Tensor]) -> list[Site]:
     """A bias that is added in a line of its own is found by its gradient: the sum of what comes back to the products."""
-    spare = {n: p for n, p in trained.items() if p.dim() == 1 and not any(s.bias == n for s in listing.sites)}
+    paired = {site.bias for site in listing.sites}
+    spare = {n: p for n, p in trained.items() if p.dim() == 1 and n not in paired}
     spare = {n: p for n, p in spare.items() if len(listing.others.get(n, ())) == 1}
-    lone = [
-        (i, s)
-        for i, s in enumerate(listing.sites)
-        if s.bias is None and any(len(p) == len(s.rows) for p in spare.values())
-    ]
+    sizes = {len(p) for p in spare.values()}
+    lone = [(i, s) for i, s in enumerate(listing.sites) if s.bias is None and len(s.rows) in sizes]
     values = [v for v in _tensors(out) if v.requires_grad]
     if not spare or not lone or not values:
         return listing.sites

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from qbi.calling import call_with
 from qbi.uses.kinds import Kind
 from qbi.uses.linear_view import linear_views
-from qbi.uses.sites import Following, Part, Site
+from qbi.uses.records import Site
+from qbi.uses.sites import Following, Part
 
 
 class WrittenOut(nn.Module):

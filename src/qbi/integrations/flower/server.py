@@ -31,7 +31,7 @@ MOST_SHOWN = 24
 
 
 @dataclass
-class Read:
+class ReplyReading:
     """What one reply gave away."""
 
     round: int
@@ -70,7 +70,7 @@ class Recording(Strategy):
     ) -> None:
         self.inner, self.out, self.crafted, self.shape, self.keep_samples = inner, out, crafted, shape, keep_samples
         self.sent: ArrayRecord | None = None
-        self.readings: list[Read] = []
+        self.readings: list[ReplyReading] = []
         self.errors: list[dict[str, Any]] = []
 
     def configure_train(
@@ -103,16 +103,18 @@ class Recording(Strategy):
             except QbiError as problem:
                 self.errors.append({"round": server_round, "node": str(node), "reason": str(problem)})
 
-    def _readings(self, server_round: int, node: int, record: ArrayRecord) -> list[Read]:
+    def _readings(self, server_round: int, node: int, record: ArrayRecord) -> list[ReplyReading]:
         assert self.sent is not None
         sent, received = state_of(self.sent), state_of(record)
         difference = weight_difference(sent, received)
         if self.crafted is not None and server_round == 1:
             found = read_reply(self.crafted, difference, received)
             agree = int((found.support > 1).sum())
-            return [Read(server_round, node, self.crafted.layer, len(found.rows), agree, found.samples)]
+            return [ReplyReading(server_round, node, self.crafted.layer, len(found.rows), agree, found.samples)]
         layers = replay(difference, sent)
-        return [Read(server_round, node, f.layer, len(f.support), f.agree, f.samples[: f.agree]) for f in layers[:1]]
+        return [
+            ReplyReading(server_round, node, f.layer, len(f.support), f.agree, f.samples[: f.agree]) for f in layers[:1]
+        ]
 
     def _write(self) -> None:
         document = {"readings": [r.document() for r in self.readings], "errors": self.errors}

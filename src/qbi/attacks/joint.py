@@ -1,0 +1,213 @@
+"""Read an answer as a whole: cascade, unmixing, and single rows for what is left, each candidate proven or not."""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from qbi.attacks.base import Carried, Reading
+from qbi.attacks.behind import SeesPositions
+from qbi.attacks.certifying import certify
+from qbi.attacks.explaining import ByLabel, ByNumber, tail_for
+from qbi.errors import CannotRead
+from qbi.extraction.decoding import (
+    cascade,
+    distinct,
+    expected_noise,
+    explains_everything,
+    refit,
+)
+from qbi.extraction.quotients import read_rows
+from qbi.extraction.recovered import Recovered, nothing
+from qbi.extraction.system import System, build_system
+from qbi.extraction.unmixing import coefficients_of, unmix
+from qbi.records import Candidates, Update
+
+COLUMNS = 16_384
+"""Values of the samples that are formed at a time."""
+
+GUESSED = 0.05
+"""Relative miss of the row test up to which the label of a sample found by unmixing is taken, to be fitted and tested."""
+
+
+@dataclass(frozen=True)
+class _Read:
+    """Samples as combinations of rows, best first, and what is known of each."""
+
+    coefficients: Tensor
+    certified: Tensor
+    labels: Tensor
+    rows: Tensor
+    error: Tensor
+
+
+def read_whole(sent: Carried, update: Update, how: Reading, *, unmixing: bool = True) -> Candidates:
+    """Every sample that the answer as a whole gives away at a layer, and after them what its single rows give."""
+    weight_gradient, bias_gradient = sent.gradients(update)
+    single = read_rows(weight_gradient, bias_gradient, carrier=sent.carrier, rounding=how.rounding)
+    single = replace(single, **unproven(len(single.rows), single.samples))
+    try:
+        system = build_system(
+            weight_gradient,
+            bias_gradient,
+            sent.target.weight.detach(),
+            _bias_of(sent),
+            rounding=how.rounding,
+            most_samples=update.batch_size,
+        )
+    except CannotRead:
+        return single
+    found = _decode(system, sent, update, how, weight_gradient, unmixing=unmixing)
+    if len(found.coefficients) == 0:
+        return single
+    samples = formed(system, found.coefficients, weight_gradient).to(single.samples.dtype)
+    device = samples.device
+    first = Candidates(
+        samples=sent.carrier.read(samples),
+        rows=system.kept[found.rows].to(device),
+        support=torch.ones_like(found.rows).to(device),
+        certified=found.certified.to(device),
+        labels=found.labels.to(device),
+        error=found.error.float().to(device),
+    )
+    return joined(first, single)
+
+
+def _bias_of(sent: Carried) -> Tensor:
+    """Of the layer that was sent; zeros where it has none."""
+    target = sent.target
+    return target.weight.new_zeros(target.out_features) if target.bias is None else target.bias.detach()
+
+
+def formed(system: System, coefficients: Tensor, gradient: Tensor) -> Tensor:
+    """Samples from their combinations of rows, in float64 over chunks of columns."""
+    device = gradient.device
+    kept, factors = system.kept.to(device), coefficients.to(device)
+    out = torch.empty(len(factors), gradient.shape[1], dtype=gradient.dtype, device=device)
+    for start in range(0, gradient.shape[1], COLUMNS):
+        columns = slice(start, start + COLUMNS)
+        out[:, columns] = (factors @ gradient[kept, columns].double()).to(gradient.dtype)
+    return out
+
+
+def _decode(system: System, sent: Carried, update: Update, how: Reading, gradient: Tensor, *, unmixing: bool) -> _Read:
+    tail: ByLabel | ByNumber | None = None
+    outputs, size = 1, update.batch_size
+    try:
+        tail, outputs = tail_for(sent, update, how, system)
+        found = cascade(system, tail, outputs)
+    except SeesPositions:
+        return _read_of(system, tail, nothing(system, outputs), size)
+    except CannotRead:
+        found = nothing(system, outputs)
+    # As many independent rows as there are values in a sample: more samples than can be told apart.
+    full = system.rank >= gradient.shape[1]
+    if not unmixing or full or len(found) >= system.rank or not system.tells_samples_apart:
+        return _read_of(system, tail, found, size)
+    shape = sent.carrier.shape if sent.carrier.columns is None else ()
+    try:
+        unmixed = unmix(system, gradient, shape, known=found.shares if len(found) else None, seed=how.seed)
+    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
+        return _read_of(system, tail, found, size)
+    directions = torch.cat([unmixed.exact, unmixed.rough], 1)
+    solved = coefficients_of(system, directions) if directions.shape[1] == system.rank else None
+    read = _read_of(system, tail, found, size)
+    if solved is not None:
+        read = _together(system, tail, found, *solved, size, complete=unmixed.complete)
+    return read if unmixed.complete else _with_estimates(system, read, unmixed.estimates)
+
+
+def _read_of(system: System, tail: ByLabel | ByNumber | None, found: Recovered, size: int) -> _Read:
+    """Samples as they are reported, each with its error and whether it is proven."""
+    noise = expected_noise(system, found)
+    error = (found.coefficients.square() @ noise.square()).sqrt()
+    return _Read(found.coefficients, certify(system, tail, found, size), found.labels, found.rows, error)
+
+
+def _together(
+    system: System,
+    tail: ByLabel | ByNumber | None,
+    found: Recovered,
+    coefficients: Tensor,
+    shares: Tensor,
+    size: int,
+    *,
+    complete: bool,
+) -> _Read:
+    """A whole batch that unmixing gave: fitted through the model where that explains every sample, rough where it does not."""
+    rows = (shares / system.sizes).abs().argmax(1)
+    z = coefficients @ system.products
+    if complete and tail is not None:
+        wanted = shares[torch.arange(len(rows), device=rows.device), rows]
+        labels, pulls, miss = tail.explain(z, rows, wanted, system)
+        held = miss >= GUESSED
+        if not bool(held.all()):
+            holding = _Holding(tail, held, shares)
+            start = Recovered(coefficients, holding.shares(z, pulls), labels.masked_fill(held, -1), pulls, rows)
+            fitted = refit(system, holding, start)
+            # A sample too weak to be counted spoils a fit of all rows; then what the cascade found is the better answer.
+            if explains_everything(system, fitted):
+                return _read_of(system, tail, fitted, size)
+    first = _read_of(system, tail, found, size)
+    everyone = torch.arange(len(z), device=z.device)
+    new, _ = distinct(z, everyone, found.coefficients @ system.products, torch.zeros_like(z[:, 0]))
+    return _Read(
+        torch.cat([first.coefficients, coefficients[new]]),
+        torch.cat([first.certified, torch.zeros_like(new, dtype=torch.bool)]),
+        torch.cat([first.labels, torch.full_like(new, -1)]),
+        torch.cat([first.rows, rows[new]]),
+        torch.cat([first.error, torch.full_like(z[new, 0], torch.inf)]),
+    )
+
+
+def _with_estimates(system: System, read: _Read, estimates: Tensor) -> _Read:
+    """The independent components as they are, after everything that is known better."""
+    count = len(estimates)
+    return _Read(
+        torch.cat([read.coefficients, estimates @ system.basis.T / system.sizes]),
+        torch.cat([read.certified, torch.zeros(count, dtype=torch.bool, device=estimates.device)]),
+        torch.cat([read.labels, torch.full((count,), -1, device=estimates.device)]),
+        torch.cat([read.rows, torch.zeros(count, dtype=torch.long, device=estimates.device)]),
+        torch.cat([read.error, torch.full((count,), torch.inf, device=estimates.device)]),
+    )
+
+
+@dataclass(frozen=True)
+class _Holding:
+    """The model's word for samples that it explains; for the others, the shares that unmixing gave."""
+
+    tail: ByLabel | ByNumber
+    held: Tensor
+    given: Tensor
+
+    @property
+    def pins_values(self) -> bool:
+        """As the model's."""
+        return self.tail.pins_values
+
+    def explain(self, z: Tensor, rows: Tensor, wanted: Tensor, system: System) -> tuple[Tensor, Tensor, Tensor]:
+        """As the model says."""
+        return self.tail.explain(z, rows, wanted, system)
+
+    def pulls(self, z: Tensor, labels: Tensor, before: Tensor, system: System) -> Tensor:
+        """As the model says; of no matter for the others."""
+        return self.tail.pulls(z, labels.clamp_min(0), before, system)
+
+    def shares(self, z: Tensor, pulls: Tensor) -> Tensor:
+        """Each from its source."""
+        return torch.where(self.held[:, None], self.given, self.tail.shares(z, pulls))
+
+
+def unproven(count: int, like: Tensor) -> dict[str, Tensor]:
+    """What is known of candidates that nothing proves."""
+    return {
+        "certified": torch.zeros(count, dtype=torch.bool, device=like.device),
+        "labels": torch.full((count,), -1, device=like.device),
+        "error": torch.full((count,), torch.inf, device=like.device),
+    }
+
+
+def joined(first: Candidates, second: Candidates) -> Candidates:
+    """Two lists of candidates, one after the other."""
+    parts = ("samples", "rows", "support", "certified", "labels", "error")
+    return Candidates(**{part: torch.cat([getattr(first, part), getattr(second, part)]) for part in parts})

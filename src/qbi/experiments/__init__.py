@@ -1,1 +1,0 @@
-"""Measurements of many settings: the paper's evaluation, attacks against defences, the calibration of detectors."""

@@ -1,7 +1,0 @@
-"""Attacks against defences, on the same batches: what leaks, what it costs, pair by pair."""
-
-from qbi.experiments.compare.judging import Judgement, Setting, judge
-from qbi.experiments.compare.matrix import run_matrix
-from qbi.experiments.compare.training import accuracy_after_training
-
-__all__ = ["Judgement", "Setting", "accuracy_after_training", "judge", "run_matrix"]

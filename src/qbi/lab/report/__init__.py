@@ -1,0 +1,1 @@
+"""Documents, tables and pictures of the laboratory."""

@@ -1,0 +1,81 @@
+"""Numbers that a client's owner lets out, by name, each at its price in bits."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from qbi.errors import BadValue, QbiError
+
+
+class NotReleased(QbiError):
+    """Something that was about to leave was not released. The sentence is for the owner; the server gets a fixed one."""
+
+
+@dataclass(frozen=True)
+class AllowedNumber:
+    """A number that the owner lets out.
+
+    Written `name` (as it is: 64 bits), `name:7` (a number from 0 to 1 in 7 bits), `name:7:10` (from 0 to 10), or `name=1` (always that
+    number, whatever the client's code says: no bits).
+    """
+
+    bits: int | None = None
+    top: float = 1.0
+    constant: float | None = None
+
+    def let_out(self, value: Any) -> tuple[Any, float]:
+        """The value as it may leave, and the bits it costs."""
+        if self.constant is not None:
+            whole = isinstance(value, int) and self.constant == int(self.constant)
+            return (int(self.constant) if whole else self.constant), 0.0
+        if self.bits is None:
+            return value, 8.0 * _size(value)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise NotReleased(
+                "boundary: a named number of so many bits is a list, a text or bytes; name it without bits."
+            )
+        steps = 2**self.bits - 1
+        share = 0.0 if math.isnan(value) else min(1.0, max(0.0, value / self.top))
+        return round(share * steps) / steps * self.top, float(self.bits)
+
+
+def read_names(text: str) -> dict[str, AllowedNumber]:
+    """`"num-examples=1 accuracy:7 loss:8:10"` as rules.
+
+    >>> read_names("accuracy:7")["accuracy"].let_out(0.5)
+    (0.5039370078740157, 7.0)
+    """
+    out: dict[str, AllowedNumber] = {}
+    for word in text.replace(",", " ").split():
+        try:
+            if "=" in word:
+                name, number = word.split("=")
+                out[name] = AllowedNumber(constant=float(number))
+                continue
+            name, *rest = word.split(":")
+            rule = AllowedNumber(int(rest[0]) if rest else None, float(rest[1]) if len(rest) > 1 else 1.0)
+        except (ValueError, IndexError) as problem:
+            raise BadValue(
+                f"metrics: {word!r}; write name, name:bits, name:bits:largest or name=constant."
+            ) from problem
+        if (rule.bits is not None and not 1 <= rule.bits <= 32) or not rule.top > 0:
+            raise BadValue(f"metrics: {word!r}; bits go from 1 to 32, the largest value is positive.")
+        out[name] = rule
+    return out
+
+
+def _size(value: Any) -> int:
+    """Bytes that a value can say at most."""
+    if isinstance(value, int):
+        return max(8, (value.bit_length() + 7) // 8)
+    if isinstance(value, bytes | bytearray):
+        return len(value)
+    if isinstance(value, str):
+        return len(value.encode())
+    if isinstance(value, list | tuple):
+        return 8 + sum(_size(v) for v in value)
+    if not isinstance(value, float):
+        raise NotReleased(
+            f"boundary: a named value is a {type(value).__name__}; numbers, texts, bytes and lists of them may leave."
+        )
+    return 8
