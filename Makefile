@@ -40,6 +40,7 @@ check: $(DEV)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python checks/limits.py
 	$(BIN)/python docs/render.py --check
 
 mutants: $(DEV)

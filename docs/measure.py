@@ -18,7 +18,7 @@ import argparse
 from pathlib import Path
 
 from measured.detectors import calibration, detection, longer
-from measured.reading import best_case, learned, saturation
+from measured.reading import best_case, learned, pictures, saturation
 from measured.running import audit_times, audits, federations, training, zoo
 
 from qbi.files import to_json, write_atomically
@@ -32,6 +32,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     known = {
         "best-case": best_case,
+        "pictures": pictures,
         "learned": learned,
         "detection": detection,
         "calibration": calibration,

@@ -116,6 +116,32 @@ def test_six_things_from_outside_are_used_through_the_command_line(tmp_path):
     assert "--plugin: nowhere is not found" in done.stderr
 
 
+def test_an_audit_and_a_private_step_need_no_extra(tmp_path):
+    """Plots, text, Ray, Flower and data sets' hubs are not there, and the laboratory is never imported."""
+    code = """
+import sys
+for name in ("matplotlib", "tokenizers", "ray", "flwr", "datasets"):
+    sys.modules[name] = None
+sys.argv = ["qbi", "audit", "--size", "12", "--neurons", "40", "--batch-size", "6", "--batches", "1"]
+import torch, qbi
+model = torch.nn.Linear(4, 2)
+private = qbi.Private(model, bits=72)
+for x, y in private.batches((torch.randn(8, 4), torch.arange(8) % 2), batch_size=4):
+    private.step(torch.optim.SGD(model.parameters(), lr=0.1), x, y)
+from qbi.auditing import audit
+assert not any(m.startswith("qbi.lab") for m in sys.modules), "the laboratory was imported"
+from qbi.cli import main
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "out/audit/report.html").exists()
+    plots = code.replace(
+        '"audit", "--size", "12", "--neurons", "40", "--batch-size", "6", "--batches", "1"', '"frontier", "--help"'
+    )
+    assert subprocess.run([sys.executable, "-c", plots], cwd=tmp_path, capture_output=True, check=False).returncode == 0
+
+
 def test_every_attack_of_the_registry_gives_a_row(qbi_here, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     code, said = qbi_here("audit", "--attack", "all", "--batches", 1, "--no-defences")

@@ -15,10 +15,23 @@ from qbi.data.open import open_images
 from qbi.exposure import leakage, observe
 from qbi.lab.learned import learn, name_candidates
 from qbi.lab.networks import Quickstart, two_layers
+from qbi.lab.pictures import NETWORKS, prepared, rows_of
 from qbi.metrics import CLEAR, FAITHFUL, RECOGNISABLE, match
 from qbi.randomness import generator
 from qbi.theory import guarantees
 from qbi.theory.guarantees import Prior, most_likely_guess
+
+
+def pictures(data: str) -> dict[str, Any]:
+    """What is seen of batches of honest clients, network by network; on a GPU where there is one."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    images = open_images(data, size=32, count=60_000, seed=0)
+    rows: list[dict[str, Any]] = []
+    for name in NETWORKS:
+        for trained in (False, True):
+            bench = prepared(name, images.pixels, images.labels, trained=trained, seconds=100, width=128, device=device)
+            rows += rows_of(bench, (1, 4, 8, 16, 32, 64), 5, (5, 20))
+    return {"provenance": f"{images.name}, {len(images):,} images, 2,000 held out; {device}", "rows": rows}
 
 
 def best_case(data: str) -> dict[str, Any]:

@@ -41,7 +41,7 @@ def audits(_data: str) -> dict[str, Any]:
 ASKED = {
     "MLP 10–50–10, batches of 8": 5,
     "LeNet-5, 32×32, batches of 20": 20,
-    "Flower's quickstart, passive, batches of 32": 15,
+    "Flower's quickstart, passive alone, batches of 32": 15,
     "EfficientNet-B0, 224×224, batches of 8": 180,
     "`qbi audit --attack all`": 45,
     "`qbi audit`": 60,
@@ -84,7 +84,7 @@ def _asked(name: str) -> tuple[float, float, str]:
     images = open_images("photos", size=32, count=256, seed=0)
     if name.startswith("LeNet"):
         return _judged(_lenet(), images)
-    return _judged(Quickstart(), images, batch_size=32, attacks=["passive"])
+    return _judged(Quickstart(), images, batch_size=32, attacks=["passive"], defences=False)
 
 
 def _lenet() -> nn.Module:

@@ -7,6 +7,7 @@ from tables.detection import answers, by_attack, calibration_data, crafted_found
 from tables.flower import example, flower
 from tables.matrix import aggp_imagenet, compared, epsilons, worst, worst_cases
 from tables.paper import beyond, federation, reproduction, saturation, trap_imagenet
+from tables.pictures import pictures, seen_at_16
 from tables.private import (
     best_case,
     candidates,
@@ -38,6 +39,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "bench-h200": lambda: bench("bench-h200"),
     "audits": audits,
     "large-audits": large_audits,
+    "pictures": pictures,
     "audit-times": audit_times,
     "reproduction": reproduction,
     "federation": federation,
@@ -59,6 +61,10 @@ TABLES: dict[str, Callable[[], str]] = {
 
 VALUES: dict[str, Callable[[], str]] = {
     "trap-imagenet": trap_imagenet,
+    "seen-fedavg": lambda: seen_at_16("FedAvg's CNN", trained=False),
+    "seen-fedavg-trained": lambda: seen_at_16("FedAvg's CNN", trained=True),
+    "seen-quickstart": lambda: seen_at_16("quickstart", trained=False),
+    "seen-quickstart-trained": lambda: seen_at_16("quickstart", trained=True),
     "read-72": read_72,
     "noise-cost": noise_cost,
     "largest-cost": claims.largest_cost,

@@ -14,6 +14,7 @@ import qbi
 from qbi.auditing.attempts import Progress
 from qbi.auditing.bounds import budget_points
 from qbi.auditing.campaign import Attempt, Campaign
+from qbi.auditing.decode import decoded
 from qbi.auditing.doubts import find_doubts
 from qbi.auditing.finding import BESIDE, Untested
 from qbi.auditing.forecast import forecast
@@ -41,6 +42,7 @@ class Asked:
     loss: str
     at: Threshold
     defences: bool
+    decode: bool | None
     origins: Mapping[str, tuple[str, ...]]
     started: float
 
@@ -97,6 +99,7 @@ def assemble(
         advice=advise(worst, after, curve, client, findings, points),
         doubts=find_doubts(findings, judged, missing, trials, traced, samples, client, campaign.batches),
         gallery=Gallery() if strongest is None else make_gallery(strongest.trials[0], strongest.mounted, samples),
+        decoded=_unless_it_fails(lambda: decoded(campaign, attempts, asked=asked.decode, say=say), None),
         trained=seen.uses.trained,
         parts={s.weight: min(s.groups, MOST_PARTS) for s in seen.uses.sites if s.groups > 1},
         elsewhere=frozenset(n for n, said in seen.uses.others.items() if said and seen.uses.of(n)),

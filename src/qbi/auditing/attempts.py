@@ -31,9 +31,13 @@ def all_attempts(
     brief: list[Attempt] = []
     if layers == "most exposed" and len(chosen) > 1 and crafting:
         chosen, brief, untested = _briefly(campaign, crafting, chosen, say)
+    most = _most(campaign) if layers == "most exposed" else len(findings)
+    ranked = sorted(findings, key=lambda f: (f.is_head, f.rank), reverse=True)
+    kept = {id(f) for f in ranked[:most]}
     for attack in (a for a in attacks if not a.crafts):
         say(attack.name)
-        for tried in campaign.on_the_model_as_it_is(attack, findings):
+        untested += [Untested(attack.name, f.name, _too_many(most)) for f in ranked[most:]]
+        for tried in campaign.on_the_model_as_it_is(attack, [f for f in findings if id(f) in kept]):
             (untested if isinstance(tried, Untested) else attempts).append(tried)  # type: ignore[arg-type]
     pairs = [(attack, finding) for finding in chosen for attack in crafting]
     pairs += [(attack, finding) for finding in heads for attack in attacks if attack.heads]
@@ -56,8 +60,7 @@ def _briefly(
     attack = next((a for a in attacks if a.quick), attacks[0])
     tried: list[Attempt] = []
     untested: list[Untested] = []
-    each = 3 * max(1.0, campaign.operations) * campaign.client.samples
-    most = max(BRIEFLY, int(MOST_WORK / each))
+    most = _most(campaign)
     for finding in able[:most]:
         say(f"{attack.name}, briefly, on {finding.name}")
         found = brief.crafted(attack, finding)
@@ -67,8 +70,7 @@ def _briefly(
             again = brief.crafted(attack, other) if other.attackable and other is not finding else found
             found = found if isinstance(again, Untested) else again
         (untested if isinstance(found, Untested) else tried).append(found)  # type: ignore[arg-type]
-    why = f"only the {most} layers that look most exposed are tried in a model of this size; --layers all tries every one."
-    untested += [Untested("crafted models", f.name, why) for f in able[most:]]
+    untested += [Untested("crafted models", f.name, _too_many(most)) for f in able[most:]]
     if not tried:
         return list(able[:1]), [], untested
     worst = max(
@@ -79,6 +81,16 @@ def _briefly(
     chosen = [worst.finding, *(a.finding for a in unread)]
     # What was read briefly counts, whatever other rows read in full.
     return chosen, [a for a in tried if a.outcome.reads or (a is not worst and a not in unread)], untested
+
+
+def _most(campaign: Campaign) -> int:
+    """How many layers of a model of this size are tried, by the operations that a step takes."""
+    each = 3 * max(1.0, campaign.operations) * campaign.client.samples
+    return max(BRIEFLY, int(MOST_WORK / each))
+
+
+def _too_many(most: int) -> str:
+    return f"only the {most} layers that look most exposed are tried in a model of this size; --layers all tries every one."
 
 
 def _chosen(findings: Sequence[Finding], wanted: str) -> list[Finding]:

@@ -4,6 +4,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from qbi.auditing.client import Client
+from qbi.auditing.decode import DecodedPictures
 from qbi.auditing.finding import Finding
 from qbi.auditing.outcomes import AttackOutcome, DefenceOutcome, LayerOutcome
 from qbi.auditing.result import AuditResult
@@ -60,10 +61,24 @@ def to_document(result: AuditResult) -> dict[str, Any]:
         "budgets": [point.document() for point in result.budgets],
         "advice": list(result.advice),
         "doubts": list(result.doubts),
+        "decoded": None if result.decoded is None else _decoded(result.decoded),
         "batches": result.batches,
         "seed": result.seed,
         "versions": dict(result.versions),
         "seconds": round(result.seconds, 3),
+    }
+
+
+def _decoded(found: DecodedPictures) -> dict[str, Any]:
+    return {
+        "attack": found.attack,
+        "layer": found.layer,
+        "learned_on": found.learned_on,
+        "features": found.features,
+        "recovered": {t.key: v for t, v in found.recovered.items()},
+        "guessed": {t.key: v for t, v in found.guessed.items()},
+        "nearest": {t.key: v for t, v in found.nearest.items()},
+        "seconds": round(found.seconds, 3),
     }
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from qbi.auditing.bounds import BoundPoint
 from qbi.auditing.client import Client
+from qbi.auditing.decode import DecodedPictures
 from qbi.auditing.finding import BESIDE, Finding, Untested
 from qbi.auditing.negative import why_not_tested
 from qbi.auditing.outcomes import AttackOutcome, Curve, DefenceOutcome, Gallery, LayerOutcome, SideReading, Status
@@ -39,6 +40,8 @@ class AuditResult:
     advice: tuple[str, ...]
     doubts: tuple[str, ...]
     gallery: Gallery
+    decoded: DecodedPictures | None
+    """Pictures that were made of features, where that was tried."""
     trained: tuple[str, ...]
     """Names of all trained parameters."""
     parts: Mapping[str, int]

@@ -40,6 +40,7 @@ def audit(
     batches: int = 3,
     auxiliary: Data | None = None,
     defences: bool = True,
+    decode: bool | None = False,
     settings: Mapping[str, float] | None = None,
     at: Threshold = RECOGNISABLE,
     name: str | None = None,
@@ -59,6 +60,7 @@ def audit(
         batches: how many to try, each with fresh rows.
         auxiliary: samples of the domain for attacks that tune their rows; without it, samples of `data` that are in no batch.
         defences: whether to try defences on the strongest attack.
+        decode: whether to learn a decoder from features to images, where features are read; None: where that takes less than a minute.
         at: how well a sample must be read to count for `share`, verdict and gates.
         settings: wishes for single attacks, such as `{"trap_scale": 0.97}`.
         name, seed, device: what the report calls the model; same seed, same result; where to compute.
@@ -103,7 +105,7 @@ def audit(
         operations_of(traced),
         in_outline(traced),
     )
-    asked = Asked(name or type(model).__name__, loss_name, at, defences, written.origins, started)
+    asked = Asked(name or type(model).__name__, loss_name, at, defences, decode, written.origins, started)
     with fitting_threads(campaign.operations * client.samples):
         attempts, untested = all_attempts(campaign, wanted, seen.findings, layers, say)
         result = assemble(campaign, seen, attempts, [*seen.untested, *untested], asked, say)

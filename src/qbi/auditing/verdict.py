@@ -14,7 +14,7 @@ def verdict(result: "AuditResult") -> str:
     """What a server reads, or what was tried in vain, or what was not tested."""
     worst = result.worst
     if worst is not None and worst.reads:
-        return _reads(worst, result)
+        return _reads(worst, result) + _pictures(result)
     if result.status == "leaks":
         return _beside(result)
     if result.status == "not tested":
@@ -40,6 +40,15 @@ def _reads(worst: "AttackOutcome", result: "AuditResult") -> str:
     else:
         what = f"what is left of {count:.1f} of {samples} samples at this layer{factor}"
     return f"A server that {worst.deed} reads {what} (R = {percent(worst.recall)} %), through “{worst.layer}”."
+
+
+def _pictures(result: "AuditResult") -> str:
+    """What a person would see, where pictures were made of features."""
+    found = result.decoded
+    if found is None or not found.says_more:
+        return ""
+    share = found.recovered[THRESHOLDS[-1]]
+    return f" From the features at “{found.layer}” a decoder makes recognisable pictures of {percent(share)} % of the images."
 
 
 def percent(share: float) -> str:

@@ -58,6 +58,7 @@ def audit(
     size: options.Size = 32,
     trap_scale: options.TrapScale = None,
     defences: options.Defences = True,
+    decode: options.Decode = None,
     fail_above: options.FailAbove = None,
     fail_at: options.FailAt = "recognisable",
     no_samples: options.NoSamples = False,
@@ -115,9 +116,8 @@ def audit(
     if aux is not None:
         helper = audit_data.auxiliary_samples(aux, width, size, seed + 1, skip_bad, raw=samples.raw)
         audit_data.check_like(samples, helper)
-    shape = "×".join(map(str, samples.inputs[0].shape[1:]))
     announce(
-        f"{counted(len(samples), 'sample')} of {shape} values, {counted(batches, 'batch', 'batches')} of "
+        f"{counted(len(samples), 'sample')} of {'×'.join(map(str, samples.inputs[0].shape[1:]))} values, {counted(batches, 'batch', 'batches')} of "
         f"{client.samples}, {counted(len(select(attacks, 'audit')), 'attack')}."
     )
     with stages() as say, users_code(f"MODEL: {model}"):
@@ -132,6 +132,7 @@ def audit(
             batches=batches,
             auxiliary=helper,
             defences=defences,
+            decode=decode,
             settings={} if trap_scale is None else {"trap_scale": trap_scale},
             at=dict(zip(options.LEVELS, THRESHOLDS, strict=True))[fail_at],
             name=model or "the paper's model",
@@ -182,6 +183,8 @@ def _write(result: "AuditResult", out: Path, limit: float, asked: "list[Format]"
 
     gallery = result.gallery
     pictures = {"truth": gallery.truth, "read": gallery.read, "exact": gallery.exact, "seen": gallery.seen}
+    if result.decoded is not None:
+        pictures |= {"held": result.decoded.truth, "made": result.decoded.seen}
     shown: dict[str, Any] | None = None if no_samples else {**pictures, "texts": gallery.words}
     command = "qbi " + " ".join(shlex.quote(a) for a in sys.argv[1:])
     written = Written(result.document(), limit, command, shown)

@@ -43,6 +43,13 @@ TrapScale = Annotated[
     float | None, typer.Option(help="Scale of trap weights, below 1; chosen on auxiliary data if left out.")
 ]
 Defences = Annotated[bool, typer.Option(help="Try defences on the strongest attack.")]
+Decode = Annotated[
+    bool | None,
+    typer.Option(
+        "--decode/--no-decode",
+        help="Where features of images are read: learn to turn them into pictures. Default: where that takes less than a minute.",
+    ),
+]
 FailAbove = Annotated[
     float | None, typer.Option(min=0, max=1, help="Exit with 1 when more than this share is read, at --fail-at.")
 ]

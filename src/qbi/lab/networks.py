@@ -19,6 +19,22 @@ class Quickstart(nn.Module):
         return self.fc3(F.relu(self.fc2(F.relu(self.fc1(x.flatten(1))))))  # type: ignore[no-any-return]
 
 
+class FedAvgNet(nn.Module):
+    """Two convolutions and two linear layers, as in the paper that FedAvg comes from, for 32×32 images."""
+
+    def __init__(self, classes: int = 10) -> None:
+        super().__init__()
+        self.conv1, self.conv2 = nn.Conv2d(3, 32, 5, padding=2), nn.Conv2d(32, 64, 5, padding=2)
+        self.fc1, self.fc2 = nn.Linear(4096, 512), nn.Linear(512, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits."""
+        x = F.max_pool2d(F.relu(self.conv1(x)), 2)
+        x = F.max_pool2d(F.relu(self.conv2(x)), 2)
+        out: Tensor = self.fc2(F.relu(self.fc1(x.flatten(1))))
+        return out
+
+
 def two_layers() -> nn.Module:
     """3072–200–10."""
     return nn.Sequential(nn.Flatten(), nn.Linear(3072, 200), nn.ReLU(), nn.Linear(200, 10))

@@ -34,6 +34,8 @@ def audit_page(
     exact: Sequence[bool] = (),
     seen: Sequence[bool] = (),
     texts: Words = (),
+    held: Tensor | None = None,
+    made: Tensor | None = None,
 ) -> str:
     """The report. Without `truth` and `texts` nothing of the client's data stands in it."""
     from jinja2 import Environment
@@ -54,6 +56,7 @@ def audit_page(
         d=document,
         command=command,
         pairs=pairs,
+        decoded=_decoded_pairs(held, made),
         texts=texts,
         lost=lost,
         own={"neurons": width, "batch_size": document["client"]["batch_size"]},
@@ -70,6 +73,14 @@ def audit_page(
         pictures=kind == "images",
     )
     return without_controls(page)
+
+
+def _decoded_pairs(held: Tensor | None, made: Tensor | None) -> list[dict[str, Any]]:
+    """Images and the pictures that a decoder made of their features; which of them are recognisable."""
+    if held is None or made is None:
+        return []
+    near = (held - made).square().flatten(1).mean(1) <= RECOGNISABLE.largest_error(1.0)
+    return [{"truth": _png(t), "read": _png(m), "seen": bool(n)} for t, m, n in zip(held, made, near, strict=True)][:24]
 
 
 def _severity(document: Mapping[str, Any]) -> dict[str, str]:

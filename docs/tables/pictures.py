@@ -1,0 +1,40 @@
+"""What honest-but-curious servers see."""
+
+from tables.reading import load, table
+
+
+def pictures() -> str:
+    """Batches of honest clients: features that were read, and pictures that were made of them."""
+    rows = [
+        [
+            f"{r['network']}, {'trained' if r['trained'] else 'as initialised'}",
+            str(r["batch_size"]),
+            str(r["local_steps"]),
+            _percent(r["features"]),
+            _percent(r["recognisable"]),
+            _percent(r["clear"]),
+            "–" if r["psnr"] is None else f"{r['psnr']:.1f} dB",
+            _percent(max(r["guess"], r["nearest"])),
+        ]
+        for r in sorted(
+            load("pictures")["rows"], key=lambda r: (r["network"], r["trained"], r["local_steps"], r["batch_size"])
+        )
+    ]
+    return table(
+        ["network", "B", "local steps", "features read, %", "recognisable, %", "at 30 dB, %", "mean", "best guess, %"],
+        rows,
+    )
+
+
+def seen_at_16(network: str, *, trained: bool) -> str:
+    """The share of recognisable pictures in batches of 16."""
+    found = next(
+        r
+        for r in load("pictures")["rows"]
+        if (r["network"], r["trained"], r["batch_size"], r["local_steps"]) == (network, trained, 16, 1)
+    )
+    return f"{_percent(found['recognisable'])} %"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f}"

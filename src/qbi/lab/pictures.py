@@ -1,0 +1,196 @@
+"""What an honest-but-curious server sees of a batch: features by unmixing, pictures by a decoder, on networks as people train them."""
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from qbi import client_step, mount
+from qbi.attacks import Reading
+from qbi.attacks.passive import Passive
+from qbi.carrier import flat
+from qbi.errors import CannotRead
+from qbi.federation.local import LocalTraining, local_update
+from qbi.lab.networks import FedAvgNet, Quickstart
+from qbi.metrics import CLEAR, FAITHFUL, RECOGNISABLE, match
+from qbi.pictures import Decoder, Prefix, fit_pictures, learn_decoder
+from qbi.pictures.prefix import features_of
+from qbi.randomness import derive_seed, generator
+
+NETWORKS: dict[str, tuple[Callable[[], nn.Module], str]] = {
+    "quickstart": (Quickstart, "fc1"),
+    "FedAvg's CNN": (FedAvgNet, "fc1"),
+}
+"""A network, and the layer that is read."""
+
+
+@dataclass(frozen=True)
+class PictureRow:
+    """What was seen of batches of one size."""
+
+    network: str
+    trained: bool
+    batch_size: int
+    local_steps: int
+    batches: int
+    features: float
+    """Share of samples whose features were read at 60 dB."""
+    clear: float
+    recognisable: float
+    """Shares of samples of which a picture was made, at 30 and 19 dB in the input."""
+    psnr: float
+    """Mean over samples whose features were read; of the decoder with the fit."""
+    decoder_alone: float
+    guess: float
+    """Recognisable with nothing read: what the decoder makes of the mean feature."""
+    nearest: float
+    """Recognisable by the public image whose features are nearest."""
+    shuffled: float
+    """Recognisable where each picture is compared with another sample's."""
+
+
+def train_plainly(model: nn.Module, x: Tensor, y: Tensor, *, epochs: int, seed: int) -> None:
+    """A few epochs of SGD, so that the weights are those of a network in use."""
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    draws = torch.Generator().manual_seed(derive_seed(seed, "training") % 2**31)
+    for _ in range(epochs):
+        for chosen in torch.randperm(len(x), generator=draws).split(32):
+            optimiser.zero_grad()
+            F.cross_entropy(model(x[chosen.to(x.device)]), y[chosen.to(x.device)]).backward()
+            optimiser.step()
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A network as it was sent, a decoder for it, and images that the decoder has not seen."""
+
+    name: str
+    trained: bool
+    model: nn.Module
+    layer: str
+    decoder: Decoder
+    public: Tensor
+    held: Tensor
+    labels: Tensor
+    mean: Tensor
+    std: Tensor
+
+    def pixels(self, images: Tensor) -> Tensor:
+        """In [0, 1], one row for each."""
+        return flat((images * self.std + self.mean).clamp(0, 1)).cpu()
+
+    def read(self, x: Tensor, y: Tensor, seed: int, local_steps: int = 1) -> Tensor:
+        """Candidates for the features of a batch, from the update that an honest client sends."""
+        # Small systems: a processor solves them faster than a GPU launches them.
+        model, given = copy.deepcopy(self.model).cpu(), x.cpu()
+        mounted = mount(model, Passive(), given[:2], generator(seed, "rows"), layer=self.layer)
+        if local_steps == 1:
+            update = client_step(model, given, y.cpu())
+        else:
+            batches = [((given,), y.cpu())] * local_steps
+            update = local_update(model, batches, LocalTraining("sgd", 0.01), seed=seed)
+        try:
+            return mounted.read_at_layer(update, Reading(seed=seed)).samples.to(x)
+        except CannotRead:
+            return x.new_zeros(0, self.decoder.centre.numel())
+
+    def judge(
+        self, batch_size: int, batches: int, *, seed: int = 0, local_steps: int = 1
+    ) -> tuple[PictureRow, Tensor, Tensor]:
+        """Batches of held-out images; also the first one's images and what was seen of them."""
+        prefix = Prefix(self.model, self.layer)
+        low, high = ((v - self.mean) / self.std for v in (torch.zeros_like(self.mean), torch.ones_like(self.mean)))
+        known = features_of(prefix, self.public[:8192])
+        rows: list[dict[str, float]] = []
+        first: tuple[Tensor, Tensor] | None = None
+        for number in range(batches):
+            order = torch.randperm(len(self.held), generator=generator(seed, "seen", number))[:batch_size]
+            x, y = self.held[order.to(self.held.device)], self.labels[order.to(self.held.device)]
+            true = features_of(prefix, x)
+            found = match(
+                (self.read(x, y, seed + number, local_steps) / self.decoder.spread).cpu(),
+                (true / self.decoder.spread).cpu(),
+            )
+            hit = found[FAITHFUL].recovered
+            given = true[hit.to(true.device)]
+            # A match at 60 dB is the candidate up to rounding; what was not read stays grey.
+            made = torch.zeros_like(x)
+            alone = torch.zeros_like(x)
+            if bool(hit.any()):
+                with torch.no_grad():
+                    alone[hit.to(x.device)] = self.decoder(given).float()
+                made[hit.to(x.device)] = fit_pictures(prefix, given, self.decoder, low=low, high=high)
+            rows.append(self._judged(x, made, alone, hit, true, known))
+            first = first or (x, made)
+        assert first is not None
+        means = {key: sum(row[key] for row in rows) / len(rows) for key in rows[0]}
+        seen = PictureRow(self.name, self.trained, batch_size, local_steps, batches, **means)
+        return seen, first[0], first[1]
+
+    def _judged(
+        self, x: Tensor, made: Tensor, alone: Tensor, hit: Tensor, true: Tensor, known: Tensor
+    ) -> dict[str, float]:
+        truth, pictures = self.pixels(x), self.pixels(made)
+        errors = (truth - pictures).square().mean(1)[hit]
+        psnr = float(-10 * errors.clamp_min(1e-12).log10().mean()) if bool(hit.any()) else float("nan")
+        near = RECOGNISABLE.largest_error(1.0)
+
+        def share(images: Tensor, limit: float = near) -> float:
+            return float(((truth - self.pixels(images)).square().mean(1) <= limit).double().mean())
+
+        with torch.no_grad():
+            mean = self.decoder(self.decoder.centre[None]).float().expand_as(x)
+            apart = torch.cdist(true / self.decoder.spread, known / self.decoder.spread)
+        closest = self.public[: len(known)][apart.argmin(1)]
+        return {
+            "features": float(hit.double().mean()),
+            "clear": share(made, CLEAR.largest_error(1.0)),
+            "recognisable": share(made),
+            "psnr": psnr,
+            "decoder_alone": share(alone),
+            "guess": share(mean),
+            "nearest": share(closest),
+            "shuffled": share(made.roll(1, 0)) if len(made) > 1 else 0.0,
+        }
+
+
+def prepared(
+    name: str,
+    pixels: Tensor,
+    labels: Tensor,
+    *,
+    trained: bool,
+    seconds: float,
+    held: int = 2000,
+    width: int = 64,
+    seed: int = 0,
+    device: str = "cpu",
+    steps: int | None = None,
+) -> Bench:
+    """A network, trained or not, and a decoder learned on all images but the held-out ones. Pixels are bytes."""
+    make, layer = NETWORKS[name]
+    order = torch.randperm(len(pixels), generator=generator(seed, "held out"))
+    shown = pixels.to(device).float() / 255
+    mean, std = (getattr(shown, what)((0, 2, 3)).view(1, 3, 1, 1) for what in ("mean", "std"))
+    shown, known = (shown - mean) / std, labels.to(device)
+    torch.manual_seed(derive_seed(seed, "weights", name) % 2**31)
+    model = make().to(device)
+    public, kept = order[held:].to(device), order[:held].to(device)
+    if trained:
+        train_plainly(model, shown[public], known[public], epochs=2, seed=seed)
+    decoder = learn_decoder(Prefix(model, layer), shown[public], seconds=seconds, width=width, seed=seed, steps=steps)
+    return Bench(name, trained, model, layer, decoder, shown[public], shown[kept], known[kept], mean, std)
+
+
+def rows_of(
+    bench: Bench, sizes: Sequence[int], batches: int, local_steps: Sequence[int] = ()
+) -> Iterator[dict[str, Any]]:
+    """One row for each batch size, then for each number of local steps at 16."""
+    for size in sizes:
+        yield asdict(bench.judge(size, batches)[0])
+    for steps in local_steps:
+        yield asdict(bench.judge(16, batches, local_steps=steps)[0])

@@ -1,0 +1,48 @@
+"""Decoders are learned once for the layers before a layer and the images they are learned on, and kept."""
+
+import hashlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from torch import Tensor
+
+from qbi.files import write_atomically
+from qbi.pictures.decoder import Decoder, learn_decoder
+from qbi.pictures.prefix import Prefix, features_of
+
+
+def folder() -> Path:
+    """Where decoders are kept: the user's cache."""
+    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "qbi" / "decoders"
+
+
+def decoder_for(
+    prefix: Prefix,
+    images: Tensor,
+    *,
+    steps: int,
+    width: int,
+    seed: int,
+    progress: Callable[[float], None] | None = None,
+) -> Decoder:
+    """A kept decoder for these layers, images and settings, or a new one. What cannot be kept is learned again next time."""
+    from safetensors.torch import load, save
+
+    digest = hashlib.sha256(images.cpu().contiguous().numpy().tobytes()).hexdigest()[:12]
+    path = folder() / f"{prefix.fingerprint()}-{digest}-{steps}-{width}-{seed}.safetensors"
+    shape = (int(images.shape[1]), int(images.shape[2]), int(images.shape[3]))
+    if path.exists():
+        try:
+            kept = Decoder(features_of(prefix, images[:1]).shape[1], shape, width)
+            kept.load_state_dict(load(path.read_bytes()))
+            return kept.to(images.device).eval()
+        except Exception:
+            path.unlink(missing_ok=True)
+    made = learn_decoder(prefix, images, seconds=0.0, steps=steps, width=width, seed=seed, progress=progress)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, save({n: v.cpu().contiguous() for n, v in made.state_dict().items()}))
+    except OSError:
+        pass
+    return made

@@ -1,0 +1,69 @@
+"""The layers before a layer, as a function of the input: the server sent them, so it knows them."""
+
+import hashlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from qbi.errors import CannotRead
+
+
+class _Arrived(Exception):
+    """What a layer was given; nothing behind it needs to run."""
+
+    def __init__(self, value: Tensor) -> None:
+        super().__init__()
+        self.value = value
+
+
+class Prefix:
+    """From images to what arrives at a layer, one row for each; differentiable.
+
+    Args:
+        model: as the server sent it.
+        layer: whose input is wanted.
+        then: what is done to it, where it is read in other units.
+    """
+
+    def __init__(self, model: nn.Module, layer: str, then: Callable[[Tensor], Tensor] | None = None) -> None:
+        mixing = nn.modules.batchnorm._BatchNorm
+        if any(isinstance(m, mixing) and m.training for m in model.modules()):
+            raise CannotRead(
+                f"{layer}: batch norms before it make an image's features depend on the others of its batch."
+            )
+        self.model, self.layer, self.then = model, layer, then
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """(k, values)."""
+
+        def stop(_module: nn.Module, given: tuple[Any, ...]) -> None:
+            raise _Arrived(given[0])
+
+        handle = self.model.get_submodule(self.layer).register_forward_pre_hook(stop)
+        try:
+            self.model(images)
+        except _Arrived as found:
+            if found.value.dim() != 2 or len(found.value) != len(images):
+                raise CannotRead(f"{self.layer}: it sees positions one by one, not whole images.") from None
+            return found.value if self.then is None else self.then(found.value)
+        finally:
+            handle.remove()
+        raise CannotRead(f"{self.layer}: the model's pass does not come to it.")
+
+    def fingerprint(self) -> str:
+        """Of the weights that stand before the layer, and of the layer's name."""
+        digest = hashlib.sha256(self.layer.encode())
+        for name, value in self.model.state_dict().items():
+            if name.startswith(self.layer):
+                break
+            digest.update(name.encode())
+            digest.update(value.detach().cpu().contiguous().numpy().tobytes())
+        return digest.hexdigest()[:20]
+
+
+def features_of(prefix: Prefix, images: Tensor, *, at_once: int = 512) -> Tensor:
+    """Of many images, without a graph."""
+    with torch.no_grad():
+        return torch.cat([prefix(part) for part in images.split(at_once)])

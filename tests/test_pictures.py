@@ -1,0 +1,114 @@
+"""From features to pictures: the whole way in small, and what must see nothing."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from qbi.auditing import Client, audit, decode
+from qbi.data.photos import synthetic_photos
+from qbi.errors import CannotRead
+from qbi.lab.pictures import prepared
+from qbi.metrics import RECOGNISABLE
+from qbi.pictures import Prefix, cache, decoder_for, fit_pictures, learn_decoder
+from qbi.pictures.prefix import features_of
+
+SIDE = 16
+
+
+def small(seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Conv2d(3, 12, 3, stride=2, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(768, 60), nn.ReLU(), nn.Linear(60, 3))  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def images():
+    """Smooth ones: what a few steps of a small decoder can learn."""
+    rough = torch.rand(420, 3, 4, 4, generator=torch.Generator().manual_seed(0))
+    return nn.functional.interpolate(rough, SIDE, mode="bilinear")
+
+
+@pytest.fixture(scope="module")
+def learned(images):
+    model = small()
+    prefix = Prefix(model, "3")
+    return prefix, learn_decoder(prefix, images[:380], seconds=0, steps=220, width=16)
+
+
+LOW, HIGH = torch.zeros(1, 3, 1, 1), torch.ones(1, 3, 1, 1)
+
+
+def share(pictures, truth):
+    return float(((pictures - truth).square().flatten(1).mean(1) <= RECOGNISABLE.largest_error(1.0)).double().mean())
+
+
+def test_features_become_pictures(learned, images):
+    prefix, decoder = learned
+    held = images[380:]
+    made = fit_pictures(prefix, features_of(prefix, held), decoder, low=LOW, high=HIGH, steps=60)
+    assert share(made, held) > 0.8
+    assert made.min() >= 0
+    assert made.max() <= 1
+
+
+def test_what_tells_nothing_shows_nothing(learned, images):
+    """The mean feature, another sample's features, a decoder for other layers."""
+    prefix, decoder = learned
+    held = images[380:]
+    features = features_of(prefix, held)
+    with torch.no_grad():
+        mean = decoder(decoder.centre[None]).expand_as(held)
+        shuffled = decoder(features.roll(1, 0))
+        other = decoder(features_of(Prefix(small(7), "3"), held))
+    seen = share(decoder(features).detach(), held)
+    assert share(mean, held) < 0.2 < seen
+    assert share(shuffled, held) < 0.2
+    assert share(other, held) < 0.2
+
+
+def test_a_decoder_is_kept_by_its_layers_images_and_settings(images, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    settings = {"steps": 3, "width": 8, "seed": 0}
+    first = decoder_for(Prefix(small(), "3"), images[:200], **settings)
+    kept = list(cache.folder().iterdir())
+    assert len(kept) == 1
+    again = decoder_for(Prefix(small(), "3"), images[:200], **settings)
+    assert all(torch.equal(a, b) for a, b in zip(first.state_dict().values(), again.state_dict().values(), strict=True))
+    decoder_for(Prefix(small(3), "3"), images[:200], **settings)
+    assert len(list(cache.folder().iterdir())) == 2
+    kept[0].write_bytes(b"not a decoder")
+    decoder_for(Prefix(small(), "3"), images[:200], **settings)
+    assert kept[0].stat().st_size > 100
+
+
+def test_batch_norms_and_positions_are_refused():
+    mixing = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4 * 196, 5))
+    with pytest.raises(CannotRead, match="batch norm"):
+        Prefix(mixing, "3")
+    positions = nn.Sequential(nn.Flatten(2), nn.Linear(SIDE * SIDE, 4), nn.Flatten(), nn.Linear(12, 2))
+    with pytest.raises(CannotRead, match="positions"):
+        Prefix(positions, "1")(torch.rand(2, 3, SIDE, SIDE))
+
+
+def test_an_audit_shows_pictures_of_an_honest_batch(images, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(decode, "QUICK", (120, 16))
+    photos = replace(synthetic_photos(300, SIDE, seed=2), pixels=(images[:300] * 255).byte())
+    asked = {"client": Client(6), "attacks": ["passive"], "batches": 1, "defences": False}
+    result = audit(small(), photos, decode=None, **asked)
+    assert result.decoded.layer == "3"
+    assert result.decoded.features == 1
+    assert result.decoded.recovered[RECOGNISABLE] > result.decoded.guessed[RECOGNISABLE]
+    assert "a decoder makes recognisable pictures" in result.verdict
+    assert result.document()["decoded"]["learned_on"] >= 150
+    assert audit(small(), photos, **asked).decoded is None
+
+
+def test_the_measurement_in_small(images):
+    labels = torch.arange(420) % 3
+    bench = prepared("quickstart", (torch.nn.functional.interpolate(images, 32) * 255).byte(), labels, trained=True, seconds=0, held=40, width=8, steps=5)  # fmt: skip
+    row, held, made = bench.judge(4, 1)
+    assert row.features == 1
+    assert held.shape == made.shape
+    assert row.shuffled <= 0.5
