@@ -14,18 +14,18 @@ from qbi.metrics import RECOGNISABLE
 from qbi.pictures import Prefix, cache, decoder_for, fit_pictures, learn_decoder
 from qbi.pictures.prefix import features_of
 
-SIDE = 16
+SIDE = 8
 
 
 def small(seed=0):
     torch.manual_seed(seed)
-    return nn.Sequential(nn.Conv2d(3, 12, 3, stride=2, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(768, 60), nn.ReLU(), nn.Linear(60, 3))  # fmt: skip
+    return nn.Sequential(nn.Conv2d(3, 12, 3, stride=2, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(192, 60), nn.ReLU(), nn.Linear(60, 3))  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def images():
     """Smooth ones: what a few steps of a small decoder can learn."""
-    rough = torch.rand(420, 3, 4, 4, generator=torch.Generator().manual_seed(0))
+    rough = torch.rand(420, 3, 3, 3, generator=torch.Generator().manual_seed(0))
     return nn.functional.interpolate(rough, SIDE, mode="bilinear")
 
 
@@ -33,7 +33,7 @@ def images():
 def learned(images):
     model = small()
     prefix = Prefix(model, "3")
-    return prefix, learn_decoder(prefix, images[:380], seconds=0, steps=220, width=16)
+    return prefix, learn_decoder(prefix, images[:380], seconds=0, steps=700, width=16)
 
 
 LOW, HIGH = torch.zeros(1, 3, 1, 1), torch.ones(1, 3, 1, 1)
@@ -83,7 +83,7 @@ def test_a_decoder_is_kept_by_its_layers_images_and_settings(images, tmp_path, m
 
 
 def test_batch_norms_and_positions_are_refused():
-    mixing = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4 * 196, 5))
+    mixing = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4 * 36, 5))
     with pytest.raises(CannotRead, match="batch norm"):
         Prefix(mixing, "3")
     positions = nn.Sequential(nn.Flatten(2), nn.Linear(SIDE * SIDE, 4), nn.Flatten(), nn.Linear(12, 2))
@@ -93,7 +93,7 @@ def test_batch_norms_and_positions_are_refused():
 
 def test_an_audit_shows_pictures_of_an_honest_batch(images, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(decode, "QUICK", (120, 16))
+    monkeypatch.setattr(decode, "QUICK", (700, 16))
     photos = replace(synthetic_photos(300, SIDE, seed=2), pixels=(images[:300] * 255).byte())
     asked = {"client": Client(6), "attacks": ["passive"], "batches": 1, "defences": False}
     result = audit(small(), photos, decode=None, **asked)

@@ -59,8 +59,8 @@ def decoded(
     samples = campaign.samples
     if asked is False or samples.images is None or campaign.client.local_steps:
         return None
-    if any(a.outcome.whole_samples and a.outcome.recall > 0 for a in attempts if not a.outcome.crafted):
-        return None
+    if asked is None and any(a.outcome.whole_samples and a.outcome.recall > 0 for a in attempts):
+        return None  # whole images are read already
     able = [a for a in attempts if _reads_features(a)]
     if not able or (asked is None and samples.inputs[0][0].numel() > MOST_VALUES):
         return None

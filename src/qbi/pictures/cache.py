@@ -14,7 +14,8 @@ from qbi.pictures.prefix import Prefix, features_of
 
 def folder() -> Path:
     """Where decoders are kept: the user's cache."""
-    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "qbi" / "decoders"
+    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
+    return cache / "qbi" / "decoders"
 
 
 def decoder_for(

@@ -158,7 +158,7 @@ def beyond_table(results: Results, item: TableItem) -> TableView:
     """The paper's attacks beside servers that read an answer as a whole; the paper has values for the first two."""
     own, plain = item.families
     levels = {"exact": "recall", "60 dB": "faithful", "proven": "certified"}
-    columns = ("QBI", "PAIRS", *(f"{reader}, {level}" for reader in ("cascade", "unmixing") for level in levels))
+    columns = ("QBI", "PAIRS", *(f"cascade, {q}" for q in levels), *(f"unmixing, {q}" for q in levels))
     rows = []
     for n, b in BEYOND_TEXT_GRID if plain == "imdb" else BEYOND_GRID:
         known = (n, b) in (TEXT_GRID if plain == "imdb" else GRID)
