@@ -66,7 +66,13 @@ def large_audits() -> str:
 def audit_times() -> str:
     """Audits that users waited for, beside what was aimed at."""
     rows = [
-        [r["audit"], f"{r['seconds']:.1f} s", f"{r['aim']} s", f"{r['gib']:.1f} GiB", r["verdict"]]
+        [
+            r["audit"],
+            f"{r['seconds']:.1f} s",
+            f"{r['aim']} s",
+            "–" if r["gib"] is None else f"{r['gib']:.1f} GiB",
+            r["verdict"],
+        ]
         for r in load("audit-times")["rows"]
     ]
     return table(["audit", "time", "aim", "peak memory", "verdict"], rows)
