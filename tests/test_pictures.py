@@ -82,6 +82,29 @@ def test_a_decoder_is_kept_by_its_layers_images_and_settings(images, tmp_path, m
     assert kept[0].stat().st_size > 100
 
 
+class HeadFirst(nn.Module):
+    """Its layers are listed in another order than they are run in."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(4 * 36, 5)
+        self.conv = nn.Conv2d(3, 4, 3)
+
+    def forward(self, x):
+        return self.head(self.conv(x).flatten(1))
+
+
+def test_a_decoder_is_not_taken_for_other_weights_wherever_they_are_listed(images):
+    torch.manual_seed(0)
+    model = HeadFirst()
+    before = Prefix(model, "head").fingerprint(images[:2])
+    assert Prefix(model, "head").fingerprint(images[:2]) == before
+    assert Prefix(model, "head", lambda v: 2 * v).fingerprint(images[:2]) != before
+    with torch.no_grad():
+        model.conv.weight += 0.1
+    assert Prefix(model, "head").fingerprint(images[:2]) != before
+
+
 def test_batch_norms_and_positions_are_refused():
     mixing = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4 * 36, 5))
     with pytest.raises(CannotRead, match="batch norm"):

@@ -67,6 +67,9 @@ def decoded(
     source, order = campaign.others()
     public = source.inputs[0][order].to(campaign.device)
     if len(public) < FEWEST_PUBLIC:
+        say(
+            f"no pictures were made: {len(public)} images beside the batches; a decoder is learned from {FEWEST_PUBLIC} on."
+        )
         return None
     chosen = max(able, key=lambda a: (a.outcome.recovered[FAITHFUL].mean, not a.outcome.crafted))
     steps, width = QUICK if asked is None else FULL if campaign.device == "cpu" else FULL_ON_GPU
@@ -76,7 +79,8 @@ def decoded(
         prefix = Prefix(chosen.mounted.model, chosen.mounted.layer, chosen.mounted.carrier.arrived)
         decoder = decoder_for(prefix, public, steps=steps, width=width, seed=campaign.seed)
         return _judged(campaign, chosen, prefix, decoder, public, started)
-    except CannotRead:
+    except CannotRead as problem:
+        say(f"no pictures were made: {problem}")
         return None
 
 
@@ -142,7 +146,7 @@ def _range(campaign: Campaign) -> tuple[Tensor, Tensor]:
     """Black and white, as the model takes them."""
     samples = campaign.samples
     assert samples.images is not None
-    black, white = torch.zeros(1, 3, 1, 1), torch.ones(1, 3, 1, 1)
+    black, white = torch.zeros(1, 1, 1, 1), torch.ones(1, 1, 1, 1)
     if samples.raw:
         return black, white
     mean, std = (torch.tensor(v).view(1, -1, 1, 1) for v in (samples.images.mean, samples.images.std))

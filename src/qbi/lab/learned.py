@@ -15,6 +15,7 @@ from torch.func import functional_call, jvp
 from torch.nn import functional as F
 
 from qbi.metrics import CLEAR, RECOGNISABLE
+from qbi.pictures.decoder import ResidualBlock
 from qbi.private.defence import PrivateStep
 from qbi.private.goal import Budget
 from qbi.private.planning import find_plan
@@ -24,26 +25,6 @@ from qbi.theory import guarantees
 
 CODE = 1024
 """Values of a code; the power of one gradient is spread over them."""
-
-
-class ResidualBlock(nn.Module):
-    """Two convolutions with GroupNorm."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.run = nn.Sequential(
-            nn.GroupNorm(8, width),
-            nn.SiLU(),
-            nn.Conv2d(width, width, 3, padding=1),
-            nn.GroupNorm(8, width),
-            nn.SiLU(),
-            nn.Conv2d(width, width, 3, padding=1),
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        """x and what is made of it."""
-        out: Tensor = x + self.run(x)
-        return out
 
 
 class Code(nn.Module):

@@ -111,13 +111,11 @@ class Bench:
             order = torch.randperm(len(self.held), generator=generator(seed, "seen", number))[:batch_size]
             x, y = self.held[order.to(self.held.device)], self.labels[order.to(self.held.device)]
             true = features_of(prefix, x)
-            found = match(
-                (self.read(x, y, seed + number, local_steps) / self.decoder.spread).cpu(),
-                (true / self.decoder.spread).cpu(),
-            )
+            read = self.read(x, y, seed + number, local_steps)
+            found = match((read / self.decoder.spread).cpu(), (true / self.decoder.spread).cpu())
             hit = found[FAITHFUL].recovered
-            given = true[hit.to(true.device)]
-            # A match at 60 dB is the candidate up to rounding; what was not read stays grey.
+            # What was read, not what is true; what was not read stays grey.
+            given = read[found[FAITHFUL].candidate[hit].to(read.device)]
             made = torch.zeros_like(x)
             alone = torch.zeros_like(x)
             if bool(hit.any()):

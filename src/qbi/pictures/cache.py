@@ -31,7 +31,7 @@ def decoder_for(
     from safetensors.torch import load, save
 
     digest = hashlib.sha256(images.cpu().contiguous().numpy().tobytes()).hexdigest()[:12]
-    path = folder() / f"{prefix.fingerprint()}-{digest}-{steps}-{width}-{seed}.safetensors"
+    path = folder() / f"{prefix.fingerprint(images[:2])}-{digest}-{steps}-{width}-{seed}.safetensors"
     shape = (int(images.shape[1]), int(images.shape[2]), int(images.shape[3]))
     if path.exists():
         try:

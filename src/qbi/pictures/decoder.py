@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +14,7 @@ BATCH, BATCH_ON_GPU = 128, 256
 RATE = 2e-3
 
 
-class _Block(nn.Module):
+class ResidualBlock(nn.Module):
     """Two convolutions beside what goes in."""
 
     def __init__(self, width: int) -> None:
@@ -56,10 +55,10 @@ class Decoder(nn.Module):
             doublings += 1
         self.start = (2 * width, height >> doublings, wide >> doublings)
         self.into = nn.Linear(features, 2 * width * self.start[1] * self.start[2])
-        stages: list[nn.Module] = [_Block(2 * width)]
+        stages: list[nn.Module] = [ResidualBlock(2 * width)]
         for step in range(doublings):
             inside = 2 * width if step == 0 else width
-            stages += [nn.Upsample(scale_factor=2), nn.Conv2d(inside, width, 3, padding=1), _Block(width)]
+            stages += [nn.Upsample(scale_factor=2), nn.Conv2d(inside, width, 3, padding=1), ResidualBlock(width)]
         last = width if doublings else 2 * width
         self.body = nn.Sequential(*stages, nn.GroupNorm(8, last), nn.SiLU(), nn.Conv2d(last, channels, 3, padding=1))
         self.register_buffer("centre", torch.zeros(features))
@@ -133,14 +132,3 @@ def _until(seconds: float, steps: int | None) -> Iterator[float]:
     start = time.perf_counter()
     while (part := (time.perf_counter() - start) / seconds) < 1:
         yield part
-
-
-@contextmanager
-def _frozen(module: nn.Module) -> Iterator[None]:
-    before = [p.requires_grad for p in module.parameters()]
-    module.requires_grad_(False)
-    try:
-        yield
-    finally:
-        for parameter, wanted in zip(module.parameters(), before, strict=True):
-            parameter.requires_grad_(wanted)

@@ -1,9 +1,12 @@
 """Pictures whose features are the ones that were read: a fit through the known layers, with smoothness as the tie-breaker."""
 
-import torch
-from torch import Tensor
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-from qbi.pictures.decoder import Decoder, _frozen
+import torch
+from torch import Tensor, nn
+
+from qbi.pictures.decoder import Decoder
 from qbi.pictures.prefix import Prefix
 
 STEPS, RATE = 200, 0.01
@@ -57,3 +60,14 @@ def fit_pictures(
             with torch.no_grad():
                 found.copy_(found.clamp(low, high))
     return best
+
+
+@contextmanager
+def _frozen(module: nn.Module) -> Iterator[None]:
+    before = [p.requires_grad for p in module.parameters()]
+    module.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter, wanted in zip(module.parameters(), before, strict=True):
+            parameter.requires_grad_(wanted)

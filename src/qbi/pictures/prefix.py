@@ -52,14 +52,12 @@ class Prefix:
             handle.remove()
         raise CannotRead(f"{self.layer}: the model's pass does not come to it.")
 
-    def fingerprint(self) -> str:
-        """Of the weights that stand before the layer, and of the layer's name."""
+    def fingerprint(self, images: Tensor) -> str:
+        """Of the layer, of all weights, wherever they stand, and of what comes out for some images."""
         digest = hashlib.sha256(self.layer.encode())
-        for name, value in self.model.state_dict().items():
-            if name.startswith(self.layer):
-                break
+        for name, value in (*self.model.state_dict().items(), ("features", features_of(self, images))):
             digest.update(name.encode())
-            digest.update(value.detach().cpu().contiguous().numpy().tobytes())
+            digest.update(value.detach().float().cpu().contiguous().numpy().tobytes())
         return digest.hexdigest()[:20]
 
 
