@@ -114,6 +114,7 @@ def test_six_things_from_outside_are_used_through_the_command_line(tmp_path):
     done = run_qbi("--plugin", "nowhere", "audit", cwd=tmp_path)
     assert done.returncode == 2
     assert "--plugin: nowhere is not found" in done.stderr
+    assert "--plugin: gone.py does not exist" in run_qbi("--plugin", "gone.py", "audit", cwd=tmp_path).stderr
 
 
 def test_an_audit_and_a_private_step_need_no_extra(tmp_path):

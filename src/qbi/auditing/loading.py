@@ -55,7 +55,7 @@ def load_plugin(name: str) -> None:
 def _module(place: str, option: str) -> Any:
     try:
         with users_code(f"{option}: {place}"):
-            return _from_file(Path(place)) if place.endswith(".py") else _from_package(place)
+            return _from_file(Path(place), option) if place.endswith(".py") else _from_package(place)
     except ModuleNotFoundError as problem:
         raise BadValue(f"{option}: {place} is not found ({problem}). Is it installed, or in this folder?") from problem
     except BadValue:
@@ -126,9 +126,9 @@ def _value(text: str) -> Any:
     return text
 
 
-def _from_file(path: Path) -> Any:
+def _from_file(path: Path, option: str) -> Any:
     if not path.is_file():
-        raise BadValue(f"MODEL: {path} does not exist.")
+        raise BadValue(f"{option}: {path} does not exist.")
     name = f"qbi_user_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
