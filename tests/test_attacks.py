@@ -8,7 +8,7 @@ from torch import nn
 
 from qbi.attacks import PAIRS, QBI, Attack, TrapWeights, mount
 from qbi.errors import BadValue, DataError
-from qbi.exposure import leakage, observe
+from qbi.exposure import isolated_samples, leakage, observe
 from qbi.extraction import extract
 from qbi.federation import client_step
 from qbi.metrics import EXACT, match
@@ -86,7 +86,7 @@ def test_mounting_leaves_the_model_untouched_and_keeps_its_type(attack, dtype):
 def test_gradients_give_exactly_the_isolated_samples(attack):
     x, y = batch(torch.float64)
     mounted = mount(mlp(torch.float64), attack, x, generator(3))
-    isolated = leakage(observe(mounted.model, mounted.layer, x).fired).isolated
+    isolated = isolated_samples(observe(mounted.model, mounted.layer, x).fired)
     found = extract(mounted.model, mounted.layer, mounted.carrier, client_step(mounted.model, x, y))
     assert torch.equal(match(found.samples, x)[EXACT].recovered, isolated)
 
@@ -101,8 +101,8 @@ def test_a_saturated_head_gives_away_more_than_activations_say():
     sends = share > 1e-6 * share.amax(1, keepdim=True).clamp_min(1e-300)
     found = extract(mounted.model, mounted.layer, mounted.carrier, client_step(mounted.model, x, y))
     recovered = match(found.samples, x)[EXACT].recovered
-    assert torch.equal(recovered, leakage(sends & fired).isolated)
-    assert not torch.equal(recovered, leakage(fired).isolated)
+    assert torch.equal(recovered, isolated_samples(sends & fired))
+    assert not torch.equal(recovered, isolated_samples(fired))
 
 
 def test_the_null_attack_recovers_nothing_from_a_real_batch():

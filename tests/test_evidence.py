@@ -16,7 +16,7 @@ from qbi.auditing.trial import ROUNDINGS
 from qbi.detection import inspect_parameters
 from qbi.errors import DataError
 from qbi.lab.reproduce.cells import Cell
-from qbi.lab.reproduce.engine import run_cells
+from qbi.lab.reproduce.run import run_cells
 from qbi.lab.reproduce.store import Store
 from qbi.lab.reproduce.workplace import Workplace
 from qbi.metrics.guess import best_guess

@@ -42,7 +42,7 @@ def test_leakage_agrees_with_counting_by_hand(neurons, batch_size, seed):
     found = leakage(fired)
     assert (found.active, found.precision) == (active / neurons, unique / neurons)
     assert found.recall == len(recovered) / batch_size
-    assert set(found.isolated.nonzero()[:, 0].tolist()) == recovered
+    assert set(isolated_samples(fired).nonzero()[:, 0].tolist()) == recovered
 
 
 def test_a_dead_layer_leaks_nothing():

@@ -8,7 +8,7 @@ from torch import nn
 
 from qbi.attacks import QBI, mount
 from qbi.errors import BadValue, CannotMount, QbiError
-from qbi.exposure import leakage, observe
+from qbi.exposure import isolated_samples, observe
 from qbi.extraction import extract
 from qbi.extraction.normalisation import PublicStatistics
 from qbi.federation import client_step
@@ -118,7 +118,7 @@ PREFIXES = {
 
 def recovered_and_isolated(model, x, **undo):
     mounted = mount(model, QBI(BATCH), x, generator(1), layer="fc")
-    isolated = leakage(observe(mounted.model, mounted.layer, x).fired).isolated
+    isolated = isolated_samples(observe(mounted.model, mounted.layer, x).fired)
     update = client_step(mounted.model, x, torch.arange(BATCH) % 4)
     found = extract(mounted.model, mounted.layer, mounted.carrier, update, **undo)
     return match(found.samples, x.flatten(1)), isolated
@@ -191,7 +191,7 @@ def test_batch_norm_scale_and_offset_are_taken_out():
     with torch.no_grad():
         norm.weight.copy_(torch.tensor([1.2, 0.9, -1.1]))
         norm.bias.copy_(torch.tensor([0.01, -0.02, 0.03]))
-    isolated = leakage(observe(mounted.model, mounted.layer, x).fired).isolated
+    isolated = isolated_samples(observe(mounted.model, mounted.layer, x).fired)
     update = client_step(mounted.model, x, torch.arange(BATCH) % 4)
     found = extract(mounted.model, mounted.layer, mounted.carrier, update)
     assert torch.equal(match(found.samples, x.flatten(1))[EXACT].recovered, isolated)
@@ -203,7 +203,7 @@ def test_layer_norm_comes_back_up_to_each_samples_own_statistics():
     x = images()
     model = build(("flatten", nn.Flatten()), ("norm", nn.LayerNorm(108)), *head(108))
     mounted = mount(model, QBI(BATCH), x, generator(1))
-    isolated = leakage(observe(mounted.model, mounted.layer, x).fired).isolated
+    isolated = isolated_samples(observe(mounted.model, mounted.layer, x).fired)
     update = client_step(mounted.model, x, torch.arange(BATCH) % 4)
     seen = extract(mounted.model, mounted.layer, mounted.carrier, update, keep_normalised=True)
     flat = x.flatten(1)
@@ -230,7 +230,7 @@ def test_every_form_of_layer_norm_is_undone(prefix):
     torch.manual_seed(0)
     x = images()
     mounted = mount(build(*prefix(), *head(108)), QBI(BATCH), x, generator(1), layer="fc")
-    isolated = leakage(observe(mounted.model, mounted.layer, x).fired).isolated
+    isolated = isolated_samples(observe(mounted.model, mounted.layer, x).fired)
     update = client_step(mounted.model, x, torch.arange(BATCH) % 4)
     public = PublicStatistics((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
     found = extract(mounted.model, mounted.layer, mounted.carrier, update, public=public)

@@ -6,7 +6,7 @@ import torch
 from qbi.attacks import PAIRS, QBI, mount
 from qbi.carrier import flat
 from qbi.data.images import normalised, unit_pixels
-from qbi.exposure import leakage, observe
+from qbi.exposure import isolated_samples, observe
 from qbi.extraction import extract, nearest_tokens
 from qbi.federation import client_step
 from qbi.metrics import EXACT, match
@@ -15,7 +15,7 @@ from qbi.randomness import generator
 
 
 def check(mounted, inputs, targets, truth, atleast):
-    isolated = leakage(observe(mounted.model, mounted.layer, inputs).fired).isolated
+    isolated = isolated_samples(observe(mounted.model, mounted.layer, inputs).fired)
     update = client_step(mounted.model, inputs, targets)
     found = extract(mounted.model, mounted.layer, mounted.carrier, update)
     exact = match(found.samples, truth)[EXACT]

@@ -12,7 +12,7 @@ from qbi.attacks.mounting import write
 from qbi.auditing.survey import survey
 from qbi.carrier import flat
 from qbi.errors import BadValue, CannotMount
-from qbi.exposure import leakage, observe
+from qbi.exposure import isolated_samples, observe
 from qbi.extraction import extract
 from qbi.federation import client_step
 from qbi.metrics import EXACT, match
@@ -110,7 +110,7 @@ def test_every_exact_claim_is_confirmed_from_real_gradients(name, layer):
     crafted = copy.deepcopy(made(name)).train()
     carrier = carry_to(crafted, layer, inputs)
     write(Mounted(crafted, layer, carrier, attack=QBI(BATCH)), generator(3))
-    isolated = leakage(observe(crafted, layer, inputs).fired).isolated
+    isolated = isolated_samples(observe(crafted, layer, inputs).fired)
     reconstructs = name == "autoencoder"
     targets = inputs[0] if reconstructs else torch.arange(BATCH) % 2
     loss = nn.functional.mse_loss if reconstructs else nn.functional.cross_entropy

@@ -1,6 +1,6 @@
 """The frozen records that travel between the stations. They hold results; they do nothing."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from jaxtyping import Bool, Float, Int, UInt8
@@ -46,17 +46,28 @@ class Candidates:
 
 @dataclass(frozen=True)
 class Leakage:
-    """A, P and R of one batch by activations, as shares of one, and the samples behind R."""
+    """A, P and R, as shares of one: of one batch, the mean over several, or what a law expects."""
 
     active: float
     precision: float
     recall: float
-    isolated: Bool[Tensor, " b"]
+    precision_among_active: float
+    """N_u / N_A: the share that the published trap-weights column reports as P (erratum 5)."""
 
-    @property
-    def precision_among_active(self) -> float:
-        """N_u / N_A: the share that the published trap-weights column reports as P (erratum 5)."""
-        return self.precision / self.active if self.active else 0.0
+    @classmethod
+    def of(cls, active: float, precision: float, recall: float) -> "Leakage":
+        """Of one batch or law, where the share among active neurons follows."""
+        return cls(active, precision, recall, precision / active if active else 0.0)
+
+    @classmethod
+    def mean(cls, each: "Sequence[Leakage]") -> "Leakage":
+        """The mean over several batches, each share by itself."""
+        values = [(e.active, e.precision, e.recall, e.precision_among_active) for e in each]
+        return cls(*(sum(column) / len(values) for column in zip(*values, strict=True)))
+
+    def document(self) -> dict[str, float]:
+        """A, P, R as plain data."""
+        return {"active": self.active, "precision": self.precision, "recall": self.recall}
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,7 @@ from qbi.extraction.normalisation import PublicStatistics
 from qbi.extraction.quotients import layer_gradients, read_rows, restored, shift_gradients
 from qbi.federation.client import Loss, default_loss
 from qbi.gram import gram
-from qbi.metrics.leakage import mean_leakage
-from qbi.records import Candidates, CraftedRows, Update
+from qbi.records import Candidates, CraftedRows, Leakage, Update
 from qbi.routing.graph import Traced, trace
 from qbi.routing.path import in_outline
 
@@ -215,25 +214,17 @@ class Attack(ABC):
         """Which samples the reader gets from a firing pattern: those that stand alone in a row."""
         return isolated_samples(fired)
 
-    def expected(
-        self, batch: InGramSpace, neurons: Sequence[int], generator: torch.Generator
-    ) -> tuple[dict[str, float], ...]:
+    def expected(self, batch: InGramSpace, neurons: Sequence[int], generator: torch.Generator) -> tuple[Leakage, ...]:
         """Expected A, P, R of fresh layers on this batch, for each number of neurons."""
         out = []
         for count in neurons:
             patterns = [self.firing(batch, count, generator) for _ in range(LAYERS)]
-            measured = mean_leakage([leakage(fired) for fired in patterns])
             read = [float(self.readable(fired).double().mean()) for fired in patterns]
-            out.append(
-                {
-                    "active": measured["active"],
-                    "precision": measured["precision"],
-                    "recall": sum(read) / len(read),
-                }
-            )
+            seen = Leakage.mean([leakage(fired) for fired in patterns])
+            out.append(replace(seen, recall=sum(read) / len(read)))
         return tuple(out)
 
-    def limit(self, neurons: int, batch_size: int) -> dict[str, float] | None:  # noqa: ARG002
+    def limit(self, neurons: int, batch_size: int) -> Leakage | None:  # noqa: ARG002
         """A, P, R on normal data, by closed forms, where there are any."""
         return None
 

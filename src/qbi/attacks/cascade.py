@@ -22,9 +22,8 @@ from qbi.attacks.joint import read_whole
 from qbi.errors import BadValue, require_positive
 from qbi.exposure.pattern import leakage
 from qbi.gram import law
-from qbi.metrics.leakage import mean_leakage
 from qbi.randomness import generator as named_generator
-from qbi.records import Candidates, CraftedRows, Update
+from qbi.records import Candidates, CraftedRows, Leakage, Update
 
 LOWEST, HIGHEST, POWERS = (0.5, 1.0, 2.0), (0.05, 0.1, 0.2, 0.5), (0.5, 1.0, 2.0)
 """What is tried: the smallest quantile times B, the largest quantile, and how they are spaced between."""
@@ -126,25 +125,20 @@ class Cascade(Attack):
         biases = self.spread.biases(neurons, self.batch_size, batch.features).to(batch.test)
         return law(batch.test).sample(neurons, generator) > -biases[:, None]
 
-    def expected(
-        self, batch: InGramSpace, neurons: Sequence[int], generator: torch.Generator
-    ) -> tuple[dict[str, float], ...]:
+    def expected(self, batch: InGramSpace, neurons: Sequence[int], generator: torch.Generator) -> tuple[Leakage, ...]:
         """Where rows are scarce, at the best of a few spreads, as a server would choose it."""
         out = []
         for count in neurons:
             tried = (self.spread,) if count >= ROOMY * len(batch.test) else (self.spread, *SCARCE)
             found = [self._expected_at(spread, batch, count, generator) for spread in tried]
-            out.append(max(found, key=lambda f: f["recall"]))
+            out.append(max(found, key=lambda f: f.recall))
         return tuple(out)
 
-    def _expected_at(
-        self, spread: Spread, batch: InGramSpace, neurons: int, generator: torch.Generator
-    ) -> dict[str, float]:
+    def _expected_at(self, spread: Spread, batch: InGramSpace, neurons: int, generator: torch.Generator) -> Leakage:
         attack = replace(self, spread=spread, batch_size=max(2, len(batch.test)))
         patterns = [attack.firing(batch, neurons, generator) for _ in range(DRAWN)]
-        measured = mean_leakage([leakage(fired) for fired in patterns])
         recall = sum(float(peeled(fired).double().mean()) for fired in patterns) / DRAWN
-        return {"active": measured["active"], "precision": measured["precision"], "recall": recall}
+        return replace(Leakage.mean([leakage(fired) for fired in patterns]), recall=recall)
 
     def readable(self, fired: Bool[Tensor, "n b"]) -> Bool[Tensor, " b"]:
         """Who is reached by taking samples out of rows one after another; unmixing may add to it."""

@@ -18,7 +18,7 @@ from qbi.attacks.qbi import QBI
 from qbi.attacks.search import BLOCK, search, search_together
 from qbi.errors import DataError, require_positive
 from qbi.gram import condition, gram, law, laws, lift
-from qbi.records import CraftedRows
+from qbi.records import CraftedRows, Leakage
 
 TOGETHER = 2**23
 """Pre-activations held at a time while groups are searched side by side."""
@@ -80,7 +80,7 @@ class PAIRS(Attack):
         """The attack whose rows are tuned."""
         return QBI(self.batch_size, exact=self.exact)
 
-    def limit(self, neurons: int, batch_size: int) -> dict[str, float]:
+    def limit(self, neurons: int, batch_size: int) -> Leakage:
         """That of the rows it starts from."""
         return self.plain.limit(neurons, batch_size)
 

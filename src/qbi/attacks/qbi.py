@@ -13,7 +13,7 @@ from qbi.attacks.base import Attack, InGramSpace, Knowledge
 from qbi.attacks.random_rows import predict
 from qbi.errors import require_positive
 from qbi.gram import law
-from qbi.records import CraftedRows
+from qbi.records import CraftedRows, Leakage
 
 
 @dataclass(frozen=True)
@@ -62,17 +62,12 @@ class QBI(Attack):
 
     def expected(
         self, batch: InGramSpace, neurons: Sequence[int], generator: torch.Generator, *, draws: int = 32_768
-    ) -> tuple[dict[str, float], ...]:
+    ) -> tuple[Leakage, ...]:
         """For every number of neurons from one set of draws."""
         found = predict(law(batch.test), self.bias(batch.features), neurons, generator, draws=draws)
-        return tuple(
-            {"active": found.active, "precision": found.precision, "recall": recall} for recall in found.recall
-        )
+        return tuple(Leakage.of(found.active, found.precision, recall) for recall in found.recall)
 
-    def limit(self, neurons: int, batch_size: int) -> dict[str, float]:
+    def limit(self, neurons: int, batch_size: int) -> Leakage:
         """The paper's closed forms: random rows on normal data, read one at a time (erratum 19)."""
-        return {
-            "active": theory.expected_active(batch_size),
-            "precision": theory.expected_precision(batch_size),
-            "recall": theory.expected_recall(neurons, batch_size),
-        }
+        recall = theory.expected_recall(neurons, batch_size)
+        return Leakage.of(theory.expected_active(batch_size), theory.expected_precision(batch_size), recall)

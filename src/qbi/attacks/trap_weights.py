@@ -14,9 +14,8 @@ from qbi.attacks.input_range import InputRange
 from qbi.errors import BadValue, DataError, require_positive
 from qbi.exposure.pattern import leakage
 from qbi.gram import gram, law
-from qbi.metrics.leakage import mean_leakage
 from qbi.randomness import generator as named_generator
-from qbi.records import CraftedRows
+from qbi.records import CraftedRows, Leakage
 
 ROWS_AT_A_TIME = 2**24
 """Entries permuted at a time, which bounds the memory beside the weights."""
@@ -119,6 +118,6 @@ def best_scale(domain: InGramSpace, neurons: int, batch_size: int, draws: Callab
 
     def recall(gap: float) -> float:
         fired = TrapWeights(1 - gap).firing(domain, neurons, draws(gap))
-        return mean_leakage([leakage(fired[:, columns]) for columns in batches])["recall"]
+        return Leakage.mean([leakage(fired[:, columns]) for columns in batches]).recall
 
     return 1 - max(SCALE_GAPS, key=recall)

@@ -17,9 +17,10 @@ from qbi.auditing.pruned_passes import sparse_backward
 from qbi.auditing.trial import SentUpdate, Trial, read_answer, take_answer
 from qbi.defences import StepDefence
 from qbi.errors import BadValue, CannotMount, CannotRead, QbiError, first_line
-from qbi.metrics import EXACT, FAITHFUL, THRESHOLDS, mean_interval, mean_leakage
+from qbi.metrics import EXACT, FAITHFUL, THRESHOLDS, mean_interval
 from qbi.private.reporting import quiet_step
 from qbi.randomness import generator
+from qbi.records import Leakage
 
 GAINS = (1.0, 0.01, 100.0, 10.0)
 """Joint scales of weights and bias that are tried, in units of 1/√M, the usual one first."""
@@ -200,7 +201,6 @@ class Campaign(Domain):
         gains: Mapping[float, float] | None = None,
     ) -> AttackOutcome:
         attack, tokens = mounted.attack, mounted.carrier.tokens
-        measured = mean_leakage([t.measured for t in trials])
         neurons = finding.target.neurons
         return AttackOutcome(
             attack=attack.name,
@@ -209,7 +209,7 @@ class Campaign(Domain):
             layer=finding.name,
             whole_samples=whole,
             unit="samples" if tokens == 1 and _one_position(trials) else "positions",
-            measured={name: measured[name] for name in ("active", "precision", "recall")},
+            measured=Leakage.mean([t.measured for t in trials]),
             recovered={t: mean_interval([trial.recoveries[t].recall for trial in trials]) for t in THRESHOLDS},
             predicted=self._predicted(mounted, trials[0]),
             limit=attack.limit(neurons, self.client.batch_size * tokens),
@@ -223,7 +223,7 @@ class Campaign(Domain):
             centred=all(trial.centred for trial in trials),
         )
 
-    def _predicted(self, mounted: Mounted, trial: Trial) -> dict[str, float] | None:
+    def _predicted(self, mounted: Mounted, trial: Trial) -> Leakage | None:
         """What the attack's law expects on the very features that reached the layer."""
         attack = mounted.attack
         seen = trial.arrived[: self.client.batch_size * mounted.carrier.tokens].to(self.device)

@@ -133,14 +133,14 @@ def _attack(outcome: AttackOutcome, threshold: Threshold) -> dict[str, Any]:
         "share": outcome.share_at(threshold),
         "up_to_factor": outcome.up_to_factor,
         "beyond": {t.key: share for t, share in outcome.beyond.items()},
-        "measured": dict(outcome.measured),
+        "measured": outcome.measured.document(),
         "recovered_from_gradients": {
             t.key: {"mean": i.mean, "low": _number(i.low), "high": _number(i.high), "batches": i.count}
             for t, i in outcome.recovered.items()
         },
         "guessed": {t.key: share for t, share in outcome.guessed.items()},
-        "predicted": None if outcome.predicted is None else dict(outcome.predicted),
-        "limit": None if outcome.limit is None else dict(outcome.limit),
+        "predicted": None if outcome.predicted is None else outcome.predicted.document(),
+        "limit": None if outcome.limit is None else outcome.limit.document(),
         "certified": outcome.certified,
         "gain": outcome.gain,
         "gains": {f"{g:g}": r for g, r in outcome.gains.items()},

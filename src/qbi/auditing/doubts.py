@@ -39,7 +39,7 @@ def find_doubts(
             f"The model was followed by {traced.how} ({traced.note}); what happens outside modules may be missed."
         )
     for outcome in active:
-        if outcome.measured["active"] == 0:
+        if outcome.measured.active == 0:
             out.append(f"{outcome.attack} on {outcome.layer}: no neuron fired on any batch; the layer is dead there.")
         rough = outcome.recovered[FAITHFUL].mean
         if rough > outcome.recall + 0.05:

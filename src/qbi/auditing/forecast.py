@@ -33,5 +33,5 @@ def forecast(campaign: Campaign, attempt: Attempt) -> Curve | None:
         prepared = attack.prepare(Knowledge(size, target.neurons, knowledge.features, settings=campaign.settings))
         batch = InGramSpace(products[:size, :size], knowledge.features, sums[:size])
         draws = generator(campaign.seed, "curve", size, device=campaign.device)
-        rows.append(tuple(found["recall"] for found in prepared.expected(batch, neurons, draws)))
+        rows.append(tuple(found.recall for found in prepared.expected(batch, neurons, draws)))
     return Curve(attempt.outcome.attack, tuple(sizes), tuple(neurons), tuple(rows))

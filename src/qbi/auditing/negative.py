@@ -56,7 +56,7 @@ def _by_layer(result: "AuditResult", crafted: Sequence["AttackOutcome"], finding
         return "what stands behind it could not be followed; servers that set it were not tried."
     if not finding.target.has_bias:
         return "it has no bias; rows were silenced by the data's mean alone, and other ways to do so were not tried."
-    if any(a.measured["recall"] > 0 for a in crafted):
+    if any(a.measured.recall > 0 for a in crafted):
         return "samples stood alone in its rows, but too little came back for them; servers that set what stands behind it were not tried."
     if not finding.target.rectified:
         return "no rectifier stands right behind it; servers that set what stands behind it were not tried."

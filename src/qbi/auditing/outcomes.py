@@ -7,7 +7,7 @@ from typing import Literal
 from torch import Tensor
 
 from qbi.metrics import EXACT, FAITHFUL, THRESHOLDS, Threshold
-from qbi.records import Interval
+from qbi.records import Interval, Leakage
 
 CLEARLY = 0.1
 """By how much a loose match must be more frequent than by guessing."""
@@ -27,10 +27,10 @@ class AttackOutcome:
     """Whether what is read are the client's samples; else it is what arrives at the layer."""
     unit: str
     """What is counted: samples, or positions where the layer sees them one by one."""
-    measured: Mapping[str, float]
+    measured: Leakage
     recovered: Mapping[Threshold, Interval]
-    predicted: Mapping[str, float] | None
-    limit: Mapping[str, float] | None
+    predicted: Leakage | None
+    limit: Leakage | None
     gain: float
     gains: Mapping[float, float]
     recovered_samples: tuple[tuple[int, ...], ...]

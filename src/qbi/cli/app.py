@@ -8,7 +8,7 @@ import typer
 from qbi import __version__
 from qbi.cli import audit, data, inspect, ledger, predict, replay
 
-LABORATORY = ("reproduce", "compare", "frontier", "calibrate", "bench")
+LABORATORY = ("reproduce", "compare", "frontier", "calibrate", "bench", "measure")
 """Commands of `qbi.lab`, found by name: nothing of the product imports it."""
 
 app = typer.Typer(

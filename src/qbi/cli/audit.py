@@ -212,17 +212,12 @@ def _show(result: "AuditResult", out: Path) -> None:
     for name in ("attack, layer", "", "A %", "P %", "R %"):
         measures.add_column(name, justify="left" if name in ("attack, layer", "") else "right")
     for attack in result.attacks:
-        measured = attack.measured
-        measures.add_row(
-            plain(f"{attack.attack}, {attack.layer}"),
-            "measured",
-            percent(measured["active"]),
-            percent(measured.get("precision")),
-            percent(measured["recall"]),
-        )
-        for label, shares in (("predicted for this batch", attack.predicted), ("limit on normal data", attack.limit)):
+        first = plain(f"{attack.attack}, {attack.layer}")
+        lines = {"measured": attack.measured, "predicted for this batch": attack.predicted}
+        for label, shares in (lines | {"limit on normal data": attack.limit}).items():
             if shares is not None:
-                measures.add_row("", label, *(percent(shares[key]) for key in ("active", "precision", "recall")))
+                measures.add_row(first, label, *(percent(share) for share in shares.document().values()))
+                first = ""
         levels = shares_in_words({threshold: i.mean for threshold, i in attack.recovered.items()}, result.kind)
         measures.add_row("", f"read from gradients: {levels}", "", "", "")
     for missing in result.untested:

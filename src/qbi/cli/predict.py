@@ -91,9 +91,9 @@ def _by_law(key: str, neurons: int, batch_size: int, features: int, seed: int, *
         batch = InGramSpace(features * torch.eye(batch_size, dtype=torch.float64), features)
     (found,) = kind.prepare(knowledge).expected(batch, [neurons], draws)
     if json:
-        typer.echo(to_json({"attack": key, "neurons": neurons, "batch_size": batch_size, **found}), nl=False)
+        typer.echo(to_json({"attack": key, "neurons": neurons, "batch_size": batch_size, **found.document()}), nl=False)
         return
     console.print(
         f"Expected of {kind.name} on normal data: N = {neurons}, B = {batch_size}, M = {features}: "
-        f"A {percent(found['active'])} %, P {percent(found['precision'])} %, R {percent(found['recall'])} %."
+        f"A {percent(found.active)} %, P {percent(found.precision)} %, R {percent(found.recall)} %."
     )

@@ -40,12 +40,10 @@ def isolated_samples(fired: Bool[Tensor, "*layers n b"]) -> Bool[Tensor, "*layer
 def leakage(fired: Bool[Tensor, "n b"]) -> Leakage:
     """Eqs. 2–4: shares of active neurons, of neurons with one sample, and of samples that some neuron isolates."""
     found = isolation(fired)
-    isolated = isolated_samples(fired)
-    return Leakage(
+    return Leakage.of(
         active=float((found.counts > 0).double().mean()),
         precision=float(found.isolates.double().mean()),
-        recall=float(isolated.double().mean()),
-        isolated=isolated,
+        recall=float(isolated_samples(fired).double().mean()),
     )
 
 

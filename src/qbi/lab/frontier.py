@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from qbi.data.images import normalised
-from qbi.errors import BadValue
 from qbi.lab.networks import Quickstart
+from qbi.lab.training import accuracy, optimiser_for, train
+from qbi.lab.workers import Workers
 from qbi.models import image_cnn
 from qbi.private import Private
 from qbi.randomness import derive_seed, generator
@@ -106,7 +107,7 @@ def make(cell: FrontierCell, classes: int = 10) -> nn.Module:
     return model
 
 
-def accuracy(cell: FrontierCell, data: ImageData, device: str = "cpu") -> float:
+def held_out_accuracy(cell: FrontierCell, data: ImageData, device: str = "cpu") -> float:
     """Train one cell and give its accuracy on the fifth of the images that it has not seen."""
     order = torch.randperm(len(data), generator=generator(cell.seed, "split"))
     held_out, rest = order[: len(data) // 5], order[len(data) // 5 :]
@@ -115,37 +116,34 @@ def accuracy(cell: FrontierCell, data: ImageData, device: str = "cpu") -> float:
     if cell.remedy == "pretrained":
         public, rest = rest[: int(PUBLIC * len(data))], rest[int(PUBLIC * len(data)) :]
         plain = FrontierCell(cell.network, "adam", cell.batch_size, -1.0, 1e-3, "", 8, cell.seed)
-        train(model, x, y, public, plain)
-    averaged = train(model, x, y, rest, cell)
+        train_cell(model, x, y, public, plain)
+    averaged = train_cell(model, x, y, rest, cell)
     if cell.remedy == "averaged":
         model.load_state_dict(averaged)
-    model.eval()
-    with torch.no_grad():
-        hits = [model(x[part]).argmax(1) == y[part] for part in held_out.to(device).split(2000)]
-    return float(torch.cat(hits).double().mean())
+    return accuracy(model, x[held_out.to(device)], y[held_out.to(device)])
 
 
-def train(model: nn.Module, x: Tensor, y: Tensor, chosen: Tensor, cell: FrontierCell) -> dict[str, Tensor]:
+def train_cell(model: nn.Module, x: Tensor, y: Tensor, chosen: Tensor, cell: FrontierCell) -> dict[str, Tensor]:
     """Train in place as a cell says; the running mean of the weights over the second half."""
     size = cell.batch_size * (ACCUMULATED if cell.remedy == "accumulated" else 1)
     steps = cell.epochs * math.ceil(len(chosen) / size)
-    optimiser = _optimiser(model, cell)
+    optimiser = optimiser_for(model, cell.optimiser, cell.rate)
     slower = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps) if cell.remedy == "decayed" else None
     private = _private(model, cell, size) if cell.noise >= 0 else None
     mean = {n: torch.zeros_like(p, dtype=torch.float32) for n, p in model.state_dict().items()}
-    shuffle, counted = generator(cell.seed, "order"), 0
-    batches = (
-        b for _ in range(cell.epochs) for b in chosen[torch.randperm(len(chosen), generator=shuffle)].split(size)
-    )
-    for number, batch in enumerate(batches):
-        batch = batch.to(x.device)
-        if private is None:
-            optimiser.zero_grad()
-            inputs, targets = _versions(x[batch], y[batch]) if cell.remedy == "augmented" else (x[batch], y[batch])
-            F.cross_entropy(model(inputs), targets).backward()
-            optimiser.step()
-        else:
+    counted = 0
+
+    def step(batch: Tensor) -> None:
+        if private is not None:
             private.step(optimiser, x[batch], y[batch])
+            return
+        optimiser.zero_grad()
+        inputs, targets = _versions(x[batch], y[batch]) if cell.remedy == "augmented" else (x[batch], y[batch])
+        F.cross_entropy(model(inputs), targets).backward()
+        optimiser.step()
+
+    order = generator(cell.seed, "order")
+    for number, _ in enumerate(train(step, chosen.to(x.device), size, cell.epochs, order)):
         if slower is not None:
             slower.step()
         if number >= steps // 2:
@@ -153,13 +151,6 @@ def train(model: nn.Module, x: Tensor, y: Tensor, chosen: Tensor, cell: Frontier
             for name, value in model.state_dict().items():
                 mean[name] += (value - mean[name]) / counted
     return mean
-
-
-def _optimiser(model: nn.Module, cell: FrontierCell) -> torch.optim.Optimizer:
-    weights = [p for p in model.parameters() if p.requires_grad]
-    if cell.optimiser == "adam":
-        return torch.optim.Adam(weights, lr=cell.rate)
-    return torch.optim.SGD(weights, lr=cell.rate, momentum=0.9)
 
 
 def _private(model: nn.Module, cell: FrontierCell, size: int) -> Private:
@@ -203,30 +194,5 @@ def compute(
     cells: Sequence[FrontierCell], data: ImageData, *, device: str = "cpu", jobs: int = 1
 ) -> Iterator[dict[str, Any]]:
     """Train cells, in processes of their own where `jobs` is more than one; each as it is done, with its accuracy."""
-    if jobs < 1:
-        raise BadValue(f"frontier: {jobs} jobs; at least one is needed.")
-    if jobs == 1:
-        for cell in cells:
-            yield {**asdict(cell), "images": len(data), "accuracy": accuracy(cell, data, device)}
-        return
-    from concurrent.futures import ProcessPoolExecutor, as_completed
-    from multiprocessing import get_context
-
-    with ProcessPoolExecutor(
-        jobs, mp_context=get_context("spawn"), initializer=_prepare, initargs=(data, device)
-    ) as pool:
-        running = {pool.submit(_one, cell): cell for cell in cells}
-        for future in as_completed(running):
-            yield {**asdict(running[future]), "images": len(data), "accuracy": future.result()}
-
-
-_HERE: dict[str, Any] = {}
-
-
-def _prepare(data: ImageData, device: str) -> None:
-    torch.set_num_threads(1)
-    _HERE.update(data=data, device=device)
-
-
-def _one(cell: FrontierCell) -> float:
-    return accuracy(cell, _HERE["data"], _HERE["device"])
+    for cell, reached in Workers(jobs).map(held_out_accuracy, cells, data, device):
+        yield {**asdict(cell), "images": len(data), "accuracy": reached}

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from qbi import client_step, mount
 from qbi.attacks import Reading
@@ -16,6 +15,7 @@ from qbi.carrier import flat
 from qbi.errors import CannotRead
 from qbi.federation.local import LocalTraining, local_update
 from qbi.lab.networks import FedAvgNet, Quickstart
+from qbi.lab.training import optimiser_for, plain_step, train
 from qbi.metrics import CLEAR, FAITHFUL, RECOGNISABLE, match
 from qbi.pictures import Decoder, Prefix, fit_pictures, learn_decoder
 from qbi.pictures.prefix import features_of
@@ -55,13 +55,10 @@ class PictureRow:
 
 def train_plainly(model: nn.Module, x: Tensor, y: Tensor, *, epochs: int, seed: int) -> None:
     """A few epochs of SGD, so that the weights are those of a network in use."""
-    optimiser = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     draws = torch.Generator().manual_seed(derive_seed(seed, "training") % 2**31)
-    for _ in range(epochs):
-        for chosen in torch.randperm(len(x), generator=draws).split(32):
-            optimiser.zero_grad()
-            F.cross_entropy(model(x[chosen.to(x.device)]), y[chosen.to(x.device)]).backward()
-            optimiser.step()
+    step = plain_step(model, optimiser_for(model, "sgd", 0.01), x, y)
+    for _ in train(step, torch.arange(len(x), device=x.device), 32, epochs, draws):
+        pass
 
 
 @dataclass(frozen=True)

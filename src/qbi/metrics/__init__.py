@@ -2,7 +2,6 @@
 
 from qbi.metrics.guess import Guess
 from qbi.metrics.intervals import mean_interval, share_interval
-from qbi.metrics.leakage import mean_leakage
 from qbi.metrics.matching import Recoveries, match
 from qbi.metrics.similarity import l1, psnr, ssim
 from qbi.metrics.thresholds import CLEAR, EXACT, FAITHFUL, RECOGNISABLE, THRESHOLDS, Threshold
@@ -19,7 +18,6 @@ __all__ = [
     "l1",
     "match",
     "mean_interval",
-    "mean_leakage",
     "psnr",
     "share_interval",
     "ssim",

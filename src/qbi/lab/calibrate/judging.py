@@ -5,15 +5,17 @@ from dataclasses import dataclass
 from itertools import chain
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import nn
 
 from qbi.data.images import normalised
 from qbi.detection.detectors import DETECTORS
 from qbi.detection.parameters import model_suspicion
 from qbi.lab.calibrate.models import CLASSES, Make, Optimisers
+from qbi.lab.training import plain_step, train
 from qbi.randomness import derive_seed, generator
 from qbi.records import ImageData
+
+BATCH = 64
 
 
 @dataclass(frozen=True)
@@ -42,28 +44,22 @@ def benign_models(
     """Every architecture with every optimiser and seed, looked at before, early in, and at the end of its training."""
     moments = {0, 1, epochs // 3, epochs}
     x, y = normalised(data, slice(None)).to(device), (data.labels % CLASSES).to(device)
+    places = torch.arange(len(x), device=x.device)
     for architecture, make in kinds.items():
         for optimiser, configure in optimisers.items():
             for seed in seeds:
                 draws = generator(seed, "calibration", architecture, optimiser)
                 torch.manual_seed(derive_seed(seed, architecture, optimiser) % 2**31)
                 model = make().to(device)
-                trainer = configure(chain(model.parameters()))
+                step = plain_step(model, configure(chain(model.parameters())), x, y, clip=10.0)
                 for epoch in range(epochs + 1):
                     if epoch in moments:
                         variant = f"{optimiser}, {epoch} epochs, seed {seed}"
                         yield Judged(architecture, variant, model_suspicion(model.state_dict())), model
                     if epoch < epochs:
-                        _train(model, trainer, x, y, draws)
+                        for _ in train(step, places, BATCH, 1, draws):
+                            pass
                 progress()
-
-
-def _train(model: nn.Module, trainer: torch.optim.Optimizer, x: Tensor, y: Tensor, draws: torch.Generator) -> None:
-    for chosen in torch.randperm(len(x), generator=draws).to(x.device).split(64):
-        trainer.zero_grad()
-        F.cross_entropy(model(x[chosen]), y[chosen]).backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 10.0)
-        trainer.step()
 
 
 def roc(benign: Sequence[float], crafted: Sequence[float]) -> list[tuple[float, float]]:

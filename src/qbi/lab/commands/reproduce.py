@@ -75,6 +75,7 @@ def reproduce(
     from qbi.lab.reproduce.items import ITEMS, cells_for, select
     from qbi.lab.reproduce.run import Settings
     from qbi.lab.reproduce.store import Store
+    from qbi.lab.workers import Workers
 
     if list_items:
         _list(ITEMS)
@@ -87,8 +88,9 @@ def reproduce(
     _check(out, engine, address)
     store = _stored(out, chosen, wanted, seed) if render else Store(out / "results.sqlite")
     if not render:
-        workers = jobs or (1 if device != "cpu" else os.cpu_count() or 1)
-        settings = Settings(data, out, checked_device(device), workers, engine == "ray", address, skip_bad, seed)
+        processes = jobs or (1 if device != "cpu" else os.cpu_count() or 1)
+        workers = Workers(processes, engine == "ray", address)
+        settings = Settings(data, out, checked_device(device), workers, skip_bad, seed)
         announce(f"{counted(len(wanted), 'cell')}, {len(store.missing(wanted)):,} of them not yet computed.")
         _compute(chosen, wanted, store, settings)
     document = _render(store, chosen, out, seed, route, no_samples)
@@ -134,7 +136,7 @@ def _render(store: "Store", items: "list[Item]", out: Path, seed: int, route: st
 
 def _check(out: Path, engine: str, address: str | None) -> None:
     """Whether results can be kept, and a cluster reached where one is asked for; told before data are prepared."""
-    from qbi.lab.reproduce.engine import check_cluster
+    from qbi.lab.workers import check_cluster
 
     check_place(out)
     if engine == "ray":

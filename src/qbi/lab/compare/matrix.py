@@ -1,14 +1,11 @@
 """Every attack against every defence, in one process or in several: the result does not depend on their number."""
 
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from multiprocessing import get_context
-
-import torch
 
 from qbi.lab.compare.judging import Judgement, Setting, judge
 from qbi.lab.compare.training import accuracy_after_training
+from qbi.lab.workers import Workers
 from qbi.records import ImageData
 
 
@@ -41,7 +38,7 @@ def run_matrix(
     if setting.epochs:
         tasks += [MatrixEntry(d, b, training=t) for b, d in pairs for t in range(setting.trainings)]
     done: dict[MatrixEntry, Judgement | float] = {}
-    for task, result in _work(tasks, data, setting, jobs):
+    for task, result in Workers(jobs).map(_compute, tasks, data, setting):
         done[task] = result
         if progress is not None:
             progress(len(done), len(tasks))
@@ -51,19 +48,6 @@ def run_matrix(
         if isinstance(result := done[task], float):
             accuracy.setdefault((task.defence, task.batch_size), []).append(result)
     return outcomes, accuracy
-
-
-def _work(
-    tasks: Sequence[MatrixEntry], data: ImageData, setting: Setting, jobs: int
-) -> Iterator[tuple[MatrixEntry, Judgement | float]]:
-    if jobs == 1:
-        yield from ((task, _compute(task, data, setting)) for task in tasks)
-        return
-    with ProcessPoolExecutor(
-        jobs, mp_context=get_context("spawn"), initializer=torch.set_num_threads, initargs=(1,)
-    ) as pool:
-        futures = {pool.submit(_compute, task, data, setting): task for task in tasks}
-        yield from ((futures[future], future.result()) for future in as_completed(futures))
 
 
 def _compute(task: MatrixEntry, data: ImageData, setting: Setting) -> Judgement | float:

@@ -1,15 +1,15 @@
 """One cell of a table: a setting and a run. Its name is its seed, so order and workers cannot matter."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Literal
 
 from jaxtyping import Bool, Int
 from torch import Tensor
 
 from qbi.exposure import leakage
-from qbi.metrics import mean_leakage
 from qbi.randomness import derive_seed
+from qbi.records import Leakage
 
 Approach = Literal["gram", "direct", "gradients"]
 """How a cell is computed: in Gram space, by real forward passes, or by real gradients read back."""
@@ -53,4 +53,4 @@ class Cell:
 
 def mean_over(fired: Bool[Tensor, "n t"], batches: Int[Tensor, "k b"]) -> Measured:
     """A, P, R of each batch, averaged raw; `batches` holds columns of the pattern."""
-    return mean_leakage([leakage(fired[:, columns]) for columns in batches])
+    return asdict(Leakage.mean([leakage(fired[:, columns]) for columns in batches]))

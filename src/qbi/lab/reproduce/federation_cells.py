@@ -177,7 +177,7 @@ def _measured(cell: Cell, data: ImageData, scenario: Scenario) -> dict[str, floa
         "recall": found[EXACT].recall,
         "clear": found[CLEAR].recall,
         "rough": found[RECOGNISABLE].recall,
-        "predicted": expected["recall"],
+        "predicted": expected.recall,
     }
 
 

@@ -4,8 +4,6 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-import torch
-
 from qbi.errors import BadValue
 from qbi.lab.report.document import Document, FigureView, TableView
 from qbi.lab.reproduce import figures, image_cells, tables, text_cells
@@ -156,19 +154,11 @@ GROUPS = {
 
 
 def compute(cell: Cell, place: Workplace) -> tuple[Result, float]:
-    """The result of a cell and the seconds it took: the one function that workers run.
-
-    One thread per cell, however many workers there are: sums in another order would change the last digits.
-    """
+    """The result of a cell and the seconds it took: the one function that workers run."""
     if cell.item not in FAMILIES:
         raise BadValue(f"reproduce: no item is called {cell.item!r}.")
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     started = time.perf_counter()
-    try:
-        result = FAMILIES[cell.item].compute(cell, place)
-    finally:
-        torch.set_num_threads(threads)
+    result = FAMILIES[cell.item].compute(cell, place)
     return result, time.perf_counter() - started
 
 

@@ -2,17 +2,17 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from qbi.data.locating import require
 from qbi.errors import DataError
 from qbi.lab.reproduce.cells import Cell
-from qbi.lab.reproduce.engine import run_cells
-from qbi.lab.reproduce.items import Item
+from qbi.lab.reproduce.items import Item, compute
 from qbi.lab.reproduce.prepared import cache_data
 from qbi.lab.reproduce.store import Store
 from qbi.lab.reproduce.workplace import Workplace
+from qbi.lab.workers import Workers
 
 Tell = Callable[[str, int, int | None], None]
 """What is being done, how much of it is done, and of how much."""
@@ -27,11 +27,22 @@ class Settings:
     data: Path
     out: Path
     device: str = "cpu"
-    jobs: int = 1
-    use_ray: bool = False
-    ray_address: str | None = None
+    workers: Workers = field(default_factory=Workers)
     skip_bad: bool = False
     seed: int = 0
+
+
+def run_cells(
+    cells: Sequence[Cell],
+    place: Workplace,
+    store: Store,
+    workers: Workers = Workers(),  # noqa: B008 (frozen)
+    done: Callable[[Cell], None] = lambda _cell: None,
+) -> None:
+    """Compute what is missing and store each result as it comes; what is stored is never computed again."""
+    for cell, (result, seconds) in workers.map(compute, store.missing(cells), place):
+        store.put(cell, result, seconds)
+        done(cell)
 
 
 def compute_all(items: Sequence[Item], cells: Sequence[Cell], store: Store, settings: Settings, tell: Tell) -> None:
@@ -67,15 +78,7 @@ def compute_all(items: Sequence[Item], cells: Sequence[Cell], store: Store, sett
         done += 1
         tell(cell.item, done, len(cells))
 
-    run_cells(
-        cells,
-        place,
-        store,
-        jobs=settings.jobs,
-        use_ray=settings.use_ray,
-        ray_address=settings.ray_address,
-        progress=cell_done,
-    )
+    run_cells(cells, place, store, settings.workers, cell_done)
     figures = [(item, item.draw) for item in items if item.draw is not None]
     for index, (item, draw) in enumerate(figures):
         tell(item.name, index, len(figures))

@@ -1,15 +1,13 @@
 """What AGGP costs a benign network: validation accuracy over epochs, with and without.
 
-The full form (25 epochs, 10 seeds, all of CIFAR-10) takes a GPU: `python docs/measure.py training` makes it and keeps it in
+The full form (25 epochs, 10 seeds, all of CIFAR-10) takes a GPU: `qbi measure training` makes it and keeps it in
 `published/training_full.json`. The short one runs anywhere.
 """
 
 import json
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from importlib.resources import files
-from multiprocessing import get_context
 from typing import Any
 
 import torch
@@ -20,6 +18,8 @@ from qbi.data.images import normalised
 from qbi.defences import AGGP, prune_rows_in_place
 from qbi.lab.reproduce.prepared import map_images
 from qbi.lab.reproduce.workplace import Workplace
+from qbi.lab.training import accuracy, train
+from qbi.lab.workers import Workers
 from qbi.metrics import mean_interval
 from qbi.models import image_cnn
 from qbi.randomness import derive_seed, generator
@@ -40,7 +40,7 @@ class TrainingRun:
     pruned_share: float
 
 
-def train(
+def train_cnn(
     images: Tensor,
     labels: Tensor,
     held_out: tuple[Tensor, Tensor],
@@ -61,43 +61,40 @@ def train(
     layer.register_forward_hook(lambda _m, _i, out: counts.append((out > 0).sum(0)) if model.training else None)
     optimiser = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE)
     order, masks = generator(seed, "order"), generator(seed, "masks")
-    accuracy: list[float] = []
+    reached: list[float] = []
     pruned, seen = torch.zeros((), dtype=torch.long, device=device), 0
     images = images.contiguous(memory_format=torch.channels_last)
-    for epoch in range(epochs):
-        model.train()
-        for chosen in torch.randperm(len(images), generator=order).to(device).split(batch_size):
-            counts.clear()
-            optimiser.zero_grad(set_to_none=True)
-            F.cross_entropy(model(images[chosen]), labels[chosen]).backward()
-            if aggp is not None:
-                assert layer.weight.grad is not None
-                prune_rows_in_place(layer.weight.grad, counts[0], masks, aggp)
-                pruned += ((counts[0] > 0) & (counts[0] < aggp.cutoff)).sum()
-                seen += len(counts[0])
-            optimiser.step()
-        accuracy.append(evaluate(model, *held_out))
-        if epoch_done is not None:
-            epoch_done(epoch)
-    return TrainingRun(accuracy, int(pruned) / seen if seen else 0.0)
+
+    def step(chosen: Tensor) -> None:
+        nonlocal seen
+        counts.clear()
+        optimiser.zero_grad(set_to_none=True)
+        F.cross_entropy(model(images[chosen]), labels[chosen]).backward()
+        if aggp is not None:
+            assert layer.weight.grad is not None
+            prune_rows_in_place(layer.weight.grad, counts[0], masks, aggp)
+            pruned.add_(((counts[0] > 0) & (counts[0] < aggp.cutoff)).sum())
+            seen += len(counts[0])
+        optimiser.step()
+
+    model.train()
+    places, last = torch.arange(len(images), device=device), -(-len(images) // batch_size) - 1
+    for epoch, number in train(step, places, batch_size, epochs, order):
+        if number == last:
+            reached.append(accuracy(model, *held_out))
+            if epoch_done is not None:
+                epoch_done(epoch)
+    return TrainingRun(reached, int(pruned) / seen if seen else 0.0)
 
 
-@torch.no_grad()
-def evaluate(model: nn.Module, images: Tensor, labels: Tensor) -> float:
-    """The share of images classified rightly."""
-    model.eval()
-    right = sum(int((model(x).argmax(1) == y).sum()) for x, y in zip(images.split(500), labels.split(500), strict=True))
-    return right / len(images)
-
-
-def both_arms(data: ImageData, device: str, epochs: int, seed: int) -> dict[str, TrainingRun]:
+def both_arms(seed: int, data: ImageData, device: str, epochs: int) -> dict[str, TrainingRun]:
     """One seed of the paper's figure: a sixth of the images held out, both arms with the same weights and batches."""
     images, labels = normalised(data, slice(None)).to(device), data.labels.to(device)
     order = torch.randperm(len(data), generator=generator(seed, "full training")).to(device)
     held_out, kept = order[: len(data) // 6], order[len(data) // 6 :]
     validation = images[held_out], labels[held_out]
     return {
-        arm: train(images[kept], labels[kept], validation, aggp=settings, epochs=epochs, seed=seed)
+        arm: train_cnn(images[kept], labels[kept], validation, aggp=settings, epochs=epochs, seed=seed)
         for arm, settings in (("base", None), ("aggp", AGGP()))
     }
 
@@ -113,11 +110,9 @@ def full_form(
 ) -> dict[str, Any]:
     """The paper's figure, seeds side by side in `jobs` processes."""
     found: dict[int, dict[str, TrainingRun]] = {}
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-        waiting = {pool.submit(both_arms, data, device, epochs, seed): seed for seed in range(seeds)}
-        for finished in as_completed(waiting):
-            found[waiting[finished]] = finished.result()
-            done(len(found))
+    for seed, arms_of_seed in Workers(jobs).map(both_arms, range(seeds), data, device, epochs):
+        found[seed] = arms_of_seed
+        done(len(found))
     arms = {arm: [found[seed][arm] for seed in range(seeds)] for arm in ("base", "aggp")}
     return {
         "epochs": epochs,
@@ -138,7 +133,9 @@ def draw_training(place: Workplace, seed: int) -> tuple[bytes, dict[str, Any]]:
     short: dict[str, list[list[float]]] = {"base": [], "aggp": []}
     for run in range(SHORT_SEEDS):
         for arm, settings in (("base", None), ("aggp", AGGP())):
-            trained = train(images, labels, held_out, aggp=settings, epochs=SHORT_EPOCHS, seed=derive_seed(seed, run))
+            trained = train_cnn(
+                images, labels, held_out, aggp=settings, epochs=SHORT_EPOCHS, seed=derive_seed(seed, run)
+            )
             short[arm].append(trained.accuracy)
     full = _kept()
     numbers: dict[str, Any] = {"short": short, "full": full}

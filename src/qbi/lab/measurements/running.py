@@ -6,11 +6,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
 from datetime import date
-from multiprocessing import get_context
-from pathlib import Path
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -18,20 +15,20 @@ from torch import nn
 
 import qbi
 from qbi.data.open import open_images
+from qbi.lab.measurements import in_clone
 from qbi.lab.networks import Quickstart
 from qbi.lab.reproduce.training import full_form
+from qbi.lab.workers import alone
 from qbi.models import image_cnn
 
 
 def audits(_data: str) -> dict[str, Any]:
     """Time and memory of audits, each in a process of its own."""
     sizes = [(3072, 200), (12_288, 200), (49_152, 200), (12_288, 800), (12_288, 3200)]
-    rows = [dict(zip(("seconds", "gib", "verdict"), _alone(_small_audit, *size), strict=True)) for size in sizes]
+    rows = [dict(zip(("seconds", "gib", "verdict"), alone(_small_audit, *size), strict=True)) for size in sizes]
     large = []
     for name in ("the paper's CNN, N = 200", "VGG-11"):
-        large.append(
-            {"model": name} | dict(zip(("seconds", "gib", "verdict"), _alone(_large_audit, name), strict=True))
-        )
+        large.append({"model": name} | dict(zip(("seconds", "gib", "verdict"), alone(_large_audit, name), strict=True)))
     return {
         "rows": [{"features": m, "neurons": n} | row for (m, n), row in zip(sizes, rows, strict=True)],
         "large": large,
@@ -53,7 +50,7 @@ def audit_times(_data: str) -> dict[str, Any]:
     """Times of common audits, each in a process of its own."""
     rows = []
     for name, aim in ASKED.items():
-        seconds, gib, verdict = _alone(_asked, name)
+        seconds, gib, verdict = alone(_asked, name)
         rows.append({"audit": name, "aim": aim, "seconds": seconds, "gib": gib, "verdict": verdict})
         print(rows[-1], flush=True)
     return {"rows": rows}
@@ -73,13 +70,9 @@ def _asked(name: str) -> tuple[float, float, str]:
         mlp = nn.Sequential(nn.Linear(10, 50), nn.ReLU(), nn.Linear(50, 10))
         return _judged(mlp, (torch.randn(100, 10), torch.arange(100) % 10), batch_size=8, loss="cross-entropy")
     if name.startswith("EfficientNet"):
-        sys.path.append(str(Path(__file__).parents[2] / "tests"))
-        import published
-
-        published.prepare()
-        import timm
-
-        net = timm.create_model("efficientnet_b0", num_classes=10)
+        sys.path.append(str(in_clone("tests")))
+        import_module("published").prepare()
+        net = import_module("timm").create_model("efficientnet_b0", num_classes=10)
         return _judged(net, open_images("photos", size=224, count=64, seed=0), batch_size=8)
     images = open_images("photos", size=32, count=256, seed=0)
     if name.startswith("LeNet"):
@@ -91,12 +84,6 @@ def _lenet() -> nn.Module:
     body = [nn.Conv2d(3, 6, 5), nn.ReLU(), nn.AvgPool2d(2), nn.Conv2d(6, 16, 5), nn.ReLU(), nn.AvgPool2d(2)]
     head = [nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, 10)]
     return nn.Sequential(*body, nn.Flatten(), *head)
-
-
-def _alone(work: Callable[..., Any], *given: Any) -> tuple[float, float, str]:
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        found: tuple[float, float, str] = pool.submit(work, *given).result()
-    return found
 
 
 def _judged(model: nn.Module, data: Any, *, batch_size: int = 20, **wishes: Any) -> tuple[float, float, str]:
@@ -136,27 +123,6 @@ def _vgg() -> nn.Module:
     return nn.Sequential(*layers, nn.Flatten(), *head)
 
 
-EXAMPLE = Path(__file__).parents[2] / "examples/flower-guarded/measure.py"
-
-FEDERATIONS = {
-    "small CNN": "overhead --rounds 10 --model cnn",
-    "two layers": "overhead --rounds 10 --model mlp",
-    "100 clients": "scale --clients 100",
-}
-"""What the example's own `measure.py` is asked for."""
-
-
-def federations(data: str) -> dict[str, Any]:
-    """The example's federation on Ray, with and without the guard, one simulation after the other."""
-    out = {}
-    for name, words in FEDERATIONS.items():
-        command = [sys.executable, EXAMPLE, *words.replace("DATA", data).split()]
-        said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-        out[name] = json.loads(said[said.index("[\n") :])
-        print(name, flush=True)
-    return out
-
-
 def training(data: str) -> dict[str, Any]:
     """The full training figure, on a GPU where there is one."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -170,8 +136,7 @@ def training(data: str) -> dict[str, Any]:
 
 def zoo(_data: str) -> dict[str, Any]:
     """Audits of published architectures in small, a row for each, and how many of their linear layers stay untested."""
-    tests = Path(__file__).parents[2] / "tests"
-    out = subprocess.run([sys.executable, tests / "published.py"], capture_output=True, text=True, check=True)
+    out = subprocess.run([sys.executable, in_clone("tests/published.py")], capture_output=True, text=True, check=True)
     lines = [json.loads(line) for line in out.stdout.splitlines() if line.startswith("{")]
     counts = ("layers", "leaks", "nothing_read", "not_tested", "not_tried", "tried_by_hand")
     kept = ("model", "package", "status", *counts, "seconds")

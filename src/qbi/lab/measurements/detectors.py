@@ -2,19 +2,18 @@
 
 import functools
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from qbi.data.open import open_images
 from qbi.detection.detectors import DETECTORS
 from qbi.files import write_atomically
 from qbi.lab.calibrate import HELD_OUT_SEEDS, Calibration, answers, in_sample
-from qbi.lab.calibrate.judging import benign_models
+from qbi.lab.calibrate.judging import Judged, benign_models
 from qbi.lab.calibrate.models import HELD_OUT_OPTIMISERS, OPTIMISERS, architectures, held_out_architectures
+from qbi.lab.measurements import in_clone
 from qbi.lab.report.roc import roc_picture
 
 BOUNDS = {d.key: d.bound for d in DETECTORS.values()}
-FIGURES = Path(__file__).parents[1] / "figures"
 
 
 def detection(data: str) -> dict[str, Any]:
@@ -40,7 +39,8 @@ def calibration(data: str) -> dict[str, Any]:
     """The models the bounds were set on, trained again on a thousand images at one seed, and crafted ones; also draws the ROC."""
     images = open_images(data, size=32, count=1000, seed=0)
     quick = [name for name in architectures(images.shape) if name not in SLOW]
-    benign, crafted = [], []
+    benign: list[Judged] = []
+    crafted: list[Judged] = []
     for count, kinds in ((1000, quick), (250, SLOW)):
         few = replace(images, pixels=images.pixels[:count], labels=images.labels[:count])
         step = functools.partial(print, ".", end="", flush=True)
@@ -48,7 +48,7 @@ def calibration(data: str) -> dict[str, Any]:
             models.extend(more)
     found = Calibration(tuple(benign), (), tuple(crafted), (), BOUNDS)
     picture = roc_picture(found.curves(), [m.strength for m in benign], [m.strength for m in crafted])
-    write_atomically(FIGURES / "roc.png", picture)
+    write_atomically(in_clone("docs/figures") / "roc.png", picture)
     return {"images": 1000, "images of slow kinds": 250, "slow kinds": SLOW, "bounds": dict(BOUNDS)} | found.summary()
 
 

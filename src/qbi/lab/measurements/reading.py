@@ -1,7 +1,5 @@
 """What servers read."""
 
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from typing import Any
 
 import torch
@@ -12,10 +10,11 @@ from qbi.attacks.best_case import BestCase
 from qbi.carrier import flat
 from qbi.data.images import normalised, unit_pixels
 from qbi.data.open import open_images
-from qbi.exposure import leakage, observe
+from qbi.exposure import isolated_samples, observe
 from qbi.lab.learned import learn, name_candidates
 from qbi.lab.networks import Quickstart, two_layers
 from qbi.lab.pictures import NETWORKS, prepared, rows_of
+from qbi.lab.workers import Workers
 from qbi.metrics import CLEAR, FAITHFUL, RECOGNISABLE, match
 from qbi.randomness import generator
 from qbi.theory import guarantees
@@ -68,10 +67,9 @@ def learned(data: str) -> dict[str, Any]:
     """Servers with a learned code, and with a list of candidates, on a GPU where there is one."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     images = open_images(data, size=32, count=60_000, seed=0)
-    with ProcessPoolExecutor(len(LEARNED), mp_context=get_context("spawn")) as pool:
-        pixels = unit_pixels(images, slice(None))
-        running = [pool.submit(_learn, pixels, device, *setting) for setting in LEARNED]
-        rows = [future.result() for future in running]
+    pixels = unit_pixels(images, slice(None))
+    done = dict(Workers(len(LEARNED)).map(_learn, LEARNED, pixels, device))
+    rows = [done[setting] for setting in LEARNED]
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(1))[:6102]
     x, y = normalised(images, order).to(device), images.labels[order].to(device)
     named = []
@@ -92,7 +90,8 @@ def learned(data: str) -> dict[str, Any]:
     return {"public": len(images) - 2000, "held out": 2000, "rows": rows, "candidates": named}
 
 
-def _learn(pixels: Tensor, device: str, noise: float, rounds: int) -> dict[str, Any]:
+def _learn(setting: tuple[float, int], pixels: Tensor, device: str) -> dict[str, Any]:
+    noise, rounds = setting
     order = torch.randperm(len(pixels), generator=torch.Generator().manual_seed(0))
     x = pixels.to(device)
     found = learn(x[order[2000:]], x[order[:2000]], noise, rounds, seconds=LEARNING)
@@ -110,7 +109,7 @@ def saturation(data: str) -> dict[str, Any]:
             torch.manual_seed(number)
             model = nn.Sequential(nn.Linear(x.shape[1], 300), nn.ReLU(), nn.Linear(300, 10))
             mounted = qbi.mount(model, qbi.QBI(50), x[:2], generator(number), gain=gain)
-            isolated = leakage(observe(mounted.model, mounted.layer, x[chosen]).fired).isolated
+            isolated = isolated_samples(observe(mounted.model, mounted.layer, x[chosen]).fired)
             update = qbi.client_step(mounted.model, x[chosen], y[chosen])
             read = match(mounted.read(update).samples, x[chosen], data_range=4.0)[FAITHFUL].recovered
             counts["samples"] += len(chosen)

@@ -1,1 +1,0 @@
-"""What `docs/measure.py` measures."""
