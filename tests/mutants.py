@@ -383,7 +383,7 @@ FAULTS = [
     ("attacks/states.py", "varied and system.rank == batch_size and", "varied and", "test_certificates.py"),
     ("attacks/explaining.py", "is_sure=len(different) >= FEWEST_DIFFERENT", "is_sure=False", "test_certificates.py"),
     ("auditing/negative.py", "if not finding.target.rectified:", "if False:", "test_verdicts.py"),
-    ("auditing/negative.py", 'a.measured.recall > 0', "False", "test_verdicts.py"),
+    ("auditing/negative.py", "a.measured.recall > 0", "False", "test_verdicts.py"),
     ("auditing/attempts.py", "if a.outcome.reads or (", "if (", "test_verdicts.py"),
     ("auditing/result.py", "+ [s.share for s in self.tokens]", "", "test_verdicts.py"),
 ]

@@ -26,7 +26,7 @@ class Null(Attack):
     """Changes nothing that matters: ordinary small rows, a bias of zero."""
 
     key = name = "null"
-    deed = "does nothing that matters"
+    action = "does nothing that matters"
 
     def rows(self, neurons, features, generator):
         weight = torch.randn(neurons, features, generator=generator) / features**0.5

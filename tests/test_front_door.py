@@ -31,7 +31,7 @@ SOURCES = sorted((ROOT / "src/qbi").rglob("*.py"))
 class Beacon(Attack):
     """A toy: rows with one weight; its reader gives back one fixed sample, so that nobody else's reader can pass for it."""
 
-    key, name, deed = "beacon", "beacon", "lights a beacon"
+    key, name, action = "beacon", "beacon", "lights a beacon"
 
     def rows(self, neurons, features, generator):
         weight = torch.zeros(neurons, features, device=generator.device)

@@ -89,7 +89,7 @@ def test_the_right_decision_for_each_layer(name):
     findings = survey(model, tuple(part[:4] for part in ZOO[name][1])).findings
     findings = [
         f for f in findings if f.model is None and f.target.activation != "inside a module"
-    ]  # others are spelled out, see test_zoo.py
+    ]  # others are written as linear maps, see test_zoo.py
     assert {f.name for f in findings} == ZOO[name][2].keys()
     for finding in findings:
         reach, decider = ZOO[name][2][finding.name]

@@ -178,7 +178,7 @@ def test_no_mixture_is_ever_certified(cifar, classes, rounded):
         rows = torch.arange(system.rows)
         _, pulls, miss = tail.explain(z, rows, system.bias, system)
         passed = miss < row_bound(system, error)
-        fine = certified(system, tail.shares(z, pulls), error, torch.ones_like(rows)) & passed
+        fine = certified(system, tail.backprops(z, pulls), error, torch.ones_like(rows)) & passed
         fired = (flat(x) @ mounted.target.weight.detach().T + mounted.target.bias.detach() > 0).T[system.kept]
         quotient = update.gradients["1.weight"][system.kept] / update.gradients["1.bias"][system.kept, None]
         pure = mean_squared_errors(quotient, flat(x)).amin(1) < (1e-6 if rounded is None else 1e-2)

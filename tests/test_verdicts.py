@@ -10,7 +10,7 @@ from qbi import EXACT, audit
 from qbi.auditing import Client
 from qbi.auditing.campaign import Attempt, Campaign
 from qbi.auditing.samples import as_samples
-from qbi.auditing.trial import chosen_batch
+from qbi.auditing.sent_updates import chosen_batch
 from qbi.federation.local import LocalTraining
 from qbi.metrics import RECOGNISABLE, Guess, match
 from qbi.randomness import generator
@@ -195,7 +195,7 @@ def test_inputs_go_in_by_their_names():
         "labels": torch.arange(60) % 3,
     }
     result = audit(Masked(), data, client=Client(6), batches=1, defences=False, attacks=["passive", "measured"])
-    assert next(s for s in result.beside if s.layer == "words").share == 1
+    assert next(s for s in result.side_information if s.layer == "words").share == 1
     with pytest.raises(Exception, match="takes no input called 'tokens'"):
         audit(Masked(), {**data, "tokens": data["input_ids"]}, client=Client(6))
 
@@ -490,6 +490,6 @@ def test_tokens_of_a_frozen_table_count_for_the_gate():
 
     torch.manual_seed(0)
     result = audited(Pooled(), torch.randint(50, (80, 6), generator=DRAWS), size=4)
-    tokens = next(s for s in result.beside if s.what == "tokens")
+    tokens = next(s for s in result.side_information if s.what == "tokens")
     assert result.share >= tokens.share > 0.9
     assert "<failure" in to_junit(result.document(), 0.9)

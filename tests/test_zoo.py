@@ -14,7 +14,7 @@ from qbi.auditing import Client
 from qbi.auditing.survey import survey
 from qbi.errors import BadValue, DataError
 from qbi.lab.networks import Quickstart
-from qbi.linear_maps import others, spelled_out
+from qbi.linear_maps import others, with_linear_form
 from qbi.private.planning import find_plan
 from qbi.private.samples import Evaluator
 from zoo import Conv1D, Of
@@ -287,12 +287,12 @@ def test_verdicts_hold_against_an_attack_by_hand(name):
     "name", ["Flower's quickstart", "ViT with a class token", "GPT-2's Conv1D", "a convolution as wide as the image"]
 )
 @pytest.mark.filterwarnings("ignore")
-def test_a_layer_spelled_out_computes_the_same(name):
+def test_a_layer_written_as_a_linear_map_computes_the_same(name):
     model, x = made(name).eval(), ZOO[name][1][:4]
     found = list(others(model))
     assert found
     for layer in found:
-        again, inner = spelled_out(model, layer)
+        again, inner = with_linear_form(model, layer)
         assert isinstance(again.get_submodule(inner), nn.Linear)
         torch.testing.assert_close(again(x), model(x), rtol=1e-4, atol=1e-5)
 

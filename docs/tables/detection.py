@@ -10,7 +10,7 @@ def answers() -> str:
     """Servers that know the detectors."""
     rows = [
         [a["server"], "found" if a["reported"] else "**missed**", f"{a['strength']:.2f}", f"{100 * a['recall']:.0f} %"]
-        for a in load("detection")["answers"]
+        for a in load("detection")["evasions"]
     ]
     return table(["server", "by `inspect`", "suspicion, in bounds", "read of a batch of 20"], rows)
 

@@ -20,7 +20,7 @@ from qbi.uses.kinds import Pairs
 class Mine(QBI):
     """An attack: rows of one's own, or those of another with a new name."""
 
-    key, name, deed = "mine", "Mine", "has written rows of its own"
+    key, name, action = "mine", "Mine", "has written rows of its own"
 
 
 ATTACKS[Mine.key] = Mine

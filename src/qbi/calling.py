@@ -1,6 +1,7 @@
 """Runs a module with other weights than its own, or in train mode, and leaves it as it was."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -37,23 +38,76 @@ def call_with(
     return functional_call(module, everywhere, given, dict(named or {}), tie_weights=False)
 
 
-class untouched:  # noqa: N801
-    """Train mode inside the block; buffers, mode and the random state are put back after it."""
+@contextmanager
+def as_client(model: nn.Module, *, seed: int | None = None, train: bool = True) -> Iterator[dict[str, Tensor]]:
+    """Run a model as a client would: in train mode, random numbers from `seed` where one is given.
 
-    def __init__(self, model: nn.Module) -> None:
-        self.model = model
+    Modes, buffers and the random state are put back afterwards, whatever ran inside. Yields copies of the buffers, to be lent with
+    `call_with` by those who want to see what a pass makes of them.
 
-    def __enter__(self) -> None:
-        self.buffers = {n: b.detach().clone() for n, b in self.model.named_buffers()}
-        self.modes = [(m, m.training) for m in self.model.modules()]
-        self.state = torch.get_rng_state()
-        self.model.train()
-
-    def __exit__(self, *_: object) -> None:
-        torch.set_rng_state(self.state)
-        for module, mode in self.modes:
-            module.training = mode
+    >>> model = nn.Sequential(nn.BatchNorm1d(2)).eval()
+    >>> with as_client(model):
+    ...     _ = model(torch.randn(4, 2))
+    >>> model.training, int(model[0].num_batches_tracked)
+    (False, 0)
+    """
+    kept = {n: b.detach().clone() for n, b in model.named_buffers()}
+    modes = [(part, part.training) for part in model.modules()]
+    first = next(model.parameters(), None)
+    devices = [first.device] if first is not None and first.device.type == "cuda" else []
+    try:
+        with torch.random.fork_rng(devices=devices):
+            if train:
+                model.train()
+            if seed is not None:
+                torch.manual_seed(seed)
+            yield {n: b.clone() for n, b in kept.items()}
+    finally:
+        for part, mode in modes:
+            part.training = mode
         with torch.no_grad():
-            for name, buffer in self.model.named_buffers():
-                if buffer.shape == self.buffers[name].shape:
-                    buffer.copy_(self.buffers[name])
+            for name, buffer in model.named_buffers():
+                before = kept.get(name)
+                # Not by versions: a batch norm writes without telling.
+                if before is not None and before.shape == buffer.shape and not torch.equal(before, buffer):
+                    buffer.copy_(before)
+
+
+Hook = Callable[..., Any]
+
+
+@contextmanager
+def hooked(
+    *, before: Mapping[nn.Module, Hook] | None = None, after: Mapping[nn.Module, Hook] | None = None
+) -> Iterator[None]:
+    """Inside the block each module calls its hook before it runs (module, given) or after (module, given, out); a hook may change either.
+
+    >>> layer, seen = nn.Linear(2, 1), []
+    >>> with hooked(before={layer: lambda _module, given: seen.append(tuple(given[0].shape))}):
+    ...     _ = layer(torch.zeros(3, 2))
+    >>> seen
+    [(3, 2)]
+    """
+    handles = [module.register_forward_pre_hook(hook) for module, hook in (before or {}).items()]
+    handles += [module.register_forward_hook(hook) for module, hook in (after or {}).items()]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
+def swapped(model: nn.Module, others: Mapping[str, nn.Module]) -> Iterator[None]:
+    """Inside the block other modules stand at these names."""
+    places = [
+        (model.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2], other) for name, other in others.items()
+    ]
+    own = [(parent, last, parent._modules[last]) for parent, last, _ in places]
+    try:
+        for parent, last, other in places:
+            parent._modules[last] = other
+        yield
+    finally:
+        for parent, last, module in own:
+            parent._modules[last] = module

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
 PART = "patches"
-"""The linear layer inside a convolution that was spelled out."""
+"""The linear layer inside a convolution that was written as a linear map."""
 
 
 class SpelledConvolution(nn.Module):
@@ -88,7 +88,7 @@ def _linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
     return out
 
 
-def spelled(module: nn.Module) -> nn.Module | None:
+def linear_form(module: nn.Module) -> nn.Module | None:
     """The same layer with its linear map as an `nn.Linear`; None where it is none, or is one already."""
     plain = type(module) in (nn.Conv1d, nn.Conv2d, nn.Conv3d)  # a subclass may do more than its parent
     if plain and isinstance(module, Convolution) and module.groups == 1 and module.padding_mode == "zeros":
@@ -110,14 +110,14 @@ def spelled(module: nn.Module) -> nn.Module | None:
 def others(model: nn.Module) -> Iterator[str]:
     """Names of trained layers that are linear maps under another name."""
     for name, module in model.named_modules():
-        if any(p.requires_grad for p in module.parameters(recurse=False)) and spelled(module) is not None:
+        if any(p.requires_grad for p in module.parameters(recurse=False)) and linear_form(module) is not None:
             yield name
 
 
-def spelled_out(model: nn.Module, name: str) -> tuple[nn.Module, str]:
-    """A copy of the model with one layer spelled out, and the name of the linear layer inside it."""
+def with_linear_form(model: nn.Module, name: str) -> tuple[nn.Module, str]:
+    """A copy of the model with one layer written as a linear map, and the name of the linear layer inside it."""
     out = copy.deepcopy(model)
-    made = spelled(out.get_submodule(name))
+    made = linear_form(out.get_submodule(name))
     assert made is not None
     if not name:
         return made, PART

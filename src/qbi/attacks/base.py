@@ -1,4 +1,4 @@
-"""What an attack is: the rows it writes, what it does behind them, how it reads an answer, and its law where one is known."""
+"""What an attack is: the rows it writes, what it does behind them, how it reads an update, and its law where one is known."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -73,7 +73,7 @@ class InGramSpace:
 
 @dataclass(frozen=True)
 class Reading:
-    """What a server knows when it reads an answer, beside the model it sent.
+    """What a server knows when it reads an update, beside the model it sent.
 
     `rounding` is the relative error of the gradients (their own type's if not given); `loss` is the client's loss on a batch.
     """
@@ -99,7 +99,7 @@ class Carried:
 
     @cached_property
     def traced(self) -> Traced:
-        """The model's graph, in outline: a server that reads many answers follows it once."""
+        """The model's graph, in outline: a server that reads many updates follows it once."""
         return in_outline(trace(self.model, self.probe)) if self.known is None else self.known
 
     @property
@@ -156,7 +156,7 @@ class Attack(ABC):
     """How commands and files call it."""
     name: ClassVar[str]
     """How tables and reports call it."""
-    deed: ClassVar[str]
+    action: ClassVar[str]
     """What its server does: "a server that …"."""
     domain: ClassVar[InputRange] = InputRange.STANDARD
     crafts: ClassVar[bool] = True

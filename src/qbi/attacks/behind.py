@@ -14,7 +14,7 @@ FEW_OUTPUTS = 16
 
 
 class SeesPositions(CannotRead):
-    """A layer that acts on each position by itself: how many of them stand in an answer is not known."""
+    """A layer that acts on each position by itself: how many of them stand in an update is not known."""
 
 
 class Behind:
@@ -55,11 +55,11 @@ class Behind:
         """The outputs."""
         return first_tensor(self.run(z))
 
-    def pulled(self, z: Tensor, pulls: Tensor) -> Tensor:
+    def backward(self, z: Tensor, output_grads: Tensor) -> Tensor:
         """Pulls at the outputs, as they arrive at the layer."""
         with torch.enable_grad():
             z = z.detach().requires_grad_()
-            (back,) = torch.autograd.grad((self.forward(z) * pulls).sum(), z)
+            (back,) = torch.autograd.grad((self.forward(z) * output_grads).sum(), z)
         return back
 
     def row_slopes(self, z: Tensor, rows: Tensor) -> Tensor:

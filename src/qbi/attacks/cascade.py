@@ -79,7 +79,7 @@ class Cascade(Attack):
 
     key: ClassVar[str] = "cascade"
     name: ClassVar[str] = "cascade"
-    deed: ClassVar[str] = "spreads its rows over quantiles and subtracts what it has found"
+    action: ClassVar[str] = "spreads its rows over quantiles and subtracts what it has found"
     calibrated_at: ClassVar[tuple[int, ...]] = (20, 200)
     has_law: ClassVar[bool] = True
 
@@ -117,7 +117,7 @@ class Cascade(Attack):
         return CraftedRows(weight, bias.float().to(generator.device))
 
     def read(self, sent: Carried, update: Update, how: Reading) -> Candidates:
-        """The whole answer at once."""
+        """The whole update at once."""
         return read_whole(sent, update, how, unmixing=self.unmixing)
 
     def firing(self, batch: InGramSpace, neurons: int, generator: torch.Generator) -> Bool[Tensor, "n t"]:

@@ -48,22 +48,22 @@ def certify(system: System, tail: ByLabel | ByNumber | None, found: Recovered, b
     biases = found.coefficients @ system.bias
     noise = expected_noise(system, found)
     row, best = _clearest_rows(system, found, noise)
-    mine = found.shares[everyone, row]
-    others = found.shares[:, row].T - torch.diag(mine)
+    mine = found.backprops[everyone, row]
+    others = found.backprops[:, row].T - torch.diag(mine)
     left = system.bias[row] - others @ biases
     error = noise[row] / left.abs().clamp_min(1e-300)
     single = tail.single(z, found.labels.clamp_min(0), system)
     given = (system.products[row] - others @ z) / left[:, None]
     apart = (given - z).norm(dim=1) / z.norm(dim=1).clamp_min(1e-300)
     bound = row_bound(system, error)
-    shares = tail.shares(z, single)
+    backprops = tail.backprops(z, single)
     fine = (
         best
         & (found.labels >= 0)
-        & ((shares[everyone, row] - left).abs() < bound * left.abs())
+        & ((backprops[everyone, row] - left).abs() < bound * left.abs())
         & (apart < SAME_SAMPLE)
-        & _tells(tail, system, found, z, row, mine=shares[everyone, row], bound=bound)
-        & allowed(system, shares, error, torch.full_like(row, 2))
+        & _tells(tail, system, found, z, row, mine=backprops[everyone, row], bound=bound)
+        & allowed(system, backprops, error, torch.full_like(row, 2))
         & z.isfinite().all(1)
     )
     if not bool(fine.any()):
@@ -83,17 +83,17 @@ def _tells(
 ) -> Bool[Tensor, " s"]:
     """Whether the row test tells a sample from one that fires the same rows."""
     other = LARGER * z
-    shares = tail.shares(other, tail.single(other, found.labels.clamp_min(0), system))
-    moved = (shares[torch.arange(len(z), device=z.device), row] - mine).abs()
+    backprops = tail.backprops(other, tail.single(other, found.labels.clamp_min(0), system))
+    moved = (backprops[torch.arange(len(z), device=z.device), row] - mine).abs()
     return moved > SHARPLY * bound * mine.abs()
 
 
 def _clearest_rows(system: System, found: Recovered, noise: Tensor) -> tuple[Tensor, Tensor]:
     """For each sample the row that it fills most, of those that the found samples explain; and whether there is one."""
     sketches = found.coefficients @ system.sketch
-    residual = (system.sketch - found.shares.T @ sketches).norm(dim=1) / system.sketch.shape[1] ** 0.5
+    residual = (system.sketch - found.backprops.T @ sketches).norm(dim=1) / system.sketch.shape[1] ** 0.5
     size = sketches.norm(dim=1) / system.sketch.shape[1] ** 0.5
-    part = found.shares.abs() * size[:, None]
+    part = found.backprops.abs() * size[:, None]
     clear = part / (residual + noise).clamp_min(1e-300)
     row = clear.argmax(1)
     return row, clear.amax(1) > 1 / SAME_SAMPLE

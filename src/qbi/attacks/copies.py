@@ -31,7 +31,7 @@ class Copies(Attack):
 
     key: ClassVar[str] = "copies"
     name: ClassVar[str] = "copied rows"
-    deed: ClassVar[str] = "writes each QBI row many times and averages the copies"
+    action: ClassVar[str] = "writes each QBI row many times and averages the copies"
 
     batch_size: int
 

@@ -1,4 +1,4 @@
-"""What the sent model says of a candidate: with which label, if any, it explains its part of an answer."""
+"""What the sent model says of a candidate: with which label, if any, it explains its part of an update."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -41,15 +41,15 @@ class ByLabel:
     """Of each class, where they are not all the same."""
     pins_values: ClassVar[bool] = True
 
-    def _pull(self, out: Tensor, labels: Tensor) -> Tensor:
+    def _output_grad(self, out: Tensor, labels: Tensor) -> Tensor:
         with torch.enable_grad():
             leaf = out.detach().requires_grad_()
             value = self.loss(leaf, labels)
-            (pull,) = torch.autograd.grad(value, leaf)
+            (grad,) = torch.autograd.grad(value, leaf)
         # A mean over these candidates is undone; the client's own mean stands in the scale.
         if self.weights is not None:
-            return pull * float(self.weights[labels].sum()) / self.scale
-        return pull * (len(out) if self.is_mean else 1) / self.scale
+            return grad * float(self.weights[labels].sum()) / self.scale
+        return grad * (len(out) if self.is_mean else 1) / self.scale
 
     def explain(
         self, z: Float64[Tensor, "k n"], rows: Int[Tensor, " k"], wanted: Float64[Tensor, " k"], system: System
@@ -63,8 +63,8 @@ class ByLabel:
             better = miss < best
             best, times = torch.where(better, miss, best), torch.where(better, count, times)
             label = torch.where(better, candidate, label)
-        pulls = self.single(z, label.clamp_min(0), system) * times[:, None]
-        return label, pulls, best
+        output_grads = self.single(z, label.clamp_min(0), system) * times[:, None]
+        return label, output_grads, best
 
     def ratios(
         self, z: Float64[Tensor, "k n"], rows: Int[Tensor, " k"], wanted: Float64[Tensor, " k"], system: System
@@ -75,10 +75,10 @@ class ByLabel:
             out = self.behind.forward(wide)
         slopes = self.behind.row_slopes(wide, system.kept[rows])
         for candidate in self.labels.tolist():
-            share = (self._pull(out, torch.full((len(z),), candidate, device=z.device)) * slopes).sum(1)
+            share = (self._output_grad(out, torch.full((len(z),), candidate, device=z.device)) * slopes).sum(1)
             yield wanted / torch.where(share == 0, torch.nan, share)
 
-    def pulls(
+    def output_grads(
         self, z: Float64[Tensor, "k n"], labels: Int[Tensor, " k"], before: Float64[Tensor, "k o"], system: System
     ) -> Float64[Tensor, "k o"]:
         """From the loss; how often a sample stands in the batch is kept."""
@@ -90,17 +90,17 @@ class ByLabel:
         """What samples of known labels send back from the outputs, each standing there once."""
         with torch.no_grad():
             out = self.behind.forward(self.behind.widened(z, system.kept))
-        return self._pull(out, labels)
+        return self._output_grad(out, labels)
 
-    def shares(self, z: Float64[Tensor, "k n"], pulls: Float64[Tensor, "k o"]) -> Float64[Tensor, "k n"]:
+    def backprops(self, z: Float64[Tensor, "k n"], output_grads: Float64[Tensor, "k o"]) -> Float64[Tensor, "k n"]:
         """By a backward pass."""
-        return self.behind.pulled(self.behind.widened(z, self.kept), pulls)[:, self.kept]
+        return self.behind.backward(self.behind.widened(z, self.kept), output_grads)[:, self.kept]
 
 
 @dataclass(frozen=True)
 class ByNumber:
-    """For targets that are numbers, or a loss that is not known: whatever a sample sends back from the outputs, its shares
-    must lie in the space that the answer allows. That determines it up to its size, which the row gives."""
+    """For targets that are numbers, or a loss that is not known: whatever a sample sends back from the outputs, its backprops
+    must lie in the space that the update allows. That determines it up to its size, which the row gives."""
 
     behind: Behind
     kept: Tensor
@@ -109,18 +109,18 @@ class ByNumber:
     def explain(
         self, z: Float64[Tensor, "k n"], rows: Int[Tensor, " k"], wanted: Float64[Tensor, " k"], system: System
     ) -> tuple[Int[Tensor, " k"], Float64[Tensor, "k o"], Float64[Tensor, " k"]]:
-        """The pull that the space allows best; its row is met by its size, and the space is the test."""
-        pulls, slopes = self._allowed(z, system)
-        own = (pulls * slopes[torch.arange(len(z), device=z.device), :, rows]).sum(1)
+        """The output gradient that the space allows best; its row is met by its size, and the space is the test."""
+        output_grads, slopes = self._allowed(z, system)
+        own = (output_grads * slopes[torch.arange(len(z), device=z.device), :, rows]).sum(1)
         size = wanted / torch.where(own == 0, torch.nan, own)
         none = torch.full((len(z),), -1, device=z.device)
         return (
             none,
-            (pulls * size[:, None]).nan_to_num(0.0),
+            (output_grads * size[:, None]).nan_to_num(0.0),
             torch.zeros_like(size).masked_fill(~size.isfinite(), torch.inf),
         )
 
-    def pulls(
+    def output_grads(
         self,
         z: Float64[Tensor, "k n"],
         labels: Int[Tensor, " k"],  # noqa: ARG002
@@ -139,9 +139,9 @@ class ByNumber:
         _, vectors = torch.linalg.eigh(rest @ rest.transpose(1, 2) / metric.clamp_min(1e-300))
         return vectors[:, :, 0], slopes
 
-    def shares(self, z: Float64[Tensor, "k n"], pulls: Float64[Tensor, "k o"]) -> Float64[Tensor, "k n"]:
+    def backprops(self, z: Float64[Tensor, "k n"], output_grads: Float64[Tensor, "k o"]) -> Float64[Tensor, "k n"]:
         """By a backward pass."""
-        return self.behind.pulled(self.behind.widened(z, self.kept), pulls)[:, self.kept]
+        return self.behind.backward(self.behind.widened(z, self.kept), output_grads)[:, self.kept]
 
 
 def tail_for(carried: Carried, update: Update, how: Reading, system: System) -> tuple[ByLabel | ByNumber, int]:

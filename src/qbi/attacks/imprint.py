@@ -37,7 +37,7 @@ class Imprint(Attack):
 
     key: ClassVar[str] = "imprint"
     name: ClassVar[str] = "imprint"
-    deed: ClassVar[str] = "prepares the model with imprint and subtracts neighbouring rows"
+    action: ClassVar[str] = "prepares the model with imprint and subtracts neighbouring rows"
 
     mean: float = 0.0
     std: float = 1.0

@@ -1,4 +1,4 @@
-"""Read an answer as a whole: cascade, unmixing, and single rows for what is left, each candidate proven or not."""
+"""Read an update as a whole: cascade, unmixing, and single rows for what is left, each candidate proven or not."""
 
 from dataclasses import dataclass, replace
 
@@ -42,7 +42,7 @@ class _Read:
 
 
 def read_whole(sent: Carried, update: Update, how: Reading, *, unmixing: bool = True) -> Candidates:
-    """Every sample that the answer as a whole gives away at a layer, and after them what its single rows give."""
+    """Every sample that the update as a whole gives away at a layer, and after them what its single rows give."""
     weight_gradient, bias_gradient = sent.gradients(update)
     single = read_rows(weight_gradient, bias_gradient, carrier=sent.carrier, rounding=how.rounding)
     single = replace(single, **unproven(len(single.rows), single.samples))
@@ -106,7 +106,7 @@ def _decode(system: System, sent: Carried, update: Update, how: Reading, gradien
         return _read_of(system, tail, found, size)
     shape = sent.carrier.shape if sent.carrier.columns is None else ()
     try:
-        unmixed = unmix(system, gradient, shape, known=found.shares if len(found) else None, seed=how.seed)
+        unmixed = unmix(system, gradient, shape, known=found.backprops if len(found) else None, seed=how.seed)
     except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
         return _read_of(system, tail, found, size)
     directions = torch.cat([unmixed.exact, unmixed.rough], 1)
@@ -129,23 +129,25 @@ def _together(
     tail: ByLabel | ByNumber | None,
     found: Recovered,
     coefficients: Tensor,
-    shares: Tensor,
+    backprops: Tensor,
     size: int,
     *,
     complete: bool,
 ) -> _Read:
     """A whole batch that unmixing gave: fitted through the model where that explains every sample, rough where it does not."""
-    rows = (shares / system.sizes).abs().argmax(1)
+    rows = (backprops / system.sizes).abs().argmax(1)
     z = coefficients @ system.products
     if complete and tail is not None:
-        wanted = shares[torch.arange(len(rows), device=rows.device), rows]
-        labels, pulls, miss = tail.explain(z, rows, wanted, system)
+        wanted = backprops[torch.arange(len(rows), device=rows.device), rows]
+        labels, output_grads, miss = tail.explain(z, rows, wanted, system)
         held = miss >= GUESSED
         if not bool(held.all()):
-            holding = _Holding(tail, held, shares)
-            start = Recovered(coefficients, holding.shares(z, pulls), labels.masked_fill(held, -1), pulls, rows)
+            holding = _Holding(tail, held, backprops)
+            start = Recovered(
+                coefficients, holding.backprops(z, output_grads), labels.masked_fill(held, -1), output_grads, rows
+            )
             fitted = refit(system, holding, start)
-            # A sample too weak to be counted spoils a fit of all rows; then what the cascade found is the better answer.
+            # A sample too weak to be counted spoils a fit of all rows; then what the cascade found is the better update.
             if explains_everything(system, fitted):
                 return _read_of(system, tail, fitted, size)
     first = _read_of(system, tail, found, size)
@@ -174,7 +176,7 @@ def _with_estimates(system: System, read: _Read, estimates: Tensor) -> _Read:
 
 @dataclass(frozen=True)
 class _Holding:
-    """The model's word for samples that it explains; for the others, the shares that unmixing gave."""
+    """The model's word for samples that it explains; for the others, the backprops that unmixing gave."""
 
     tail: ByLabel | ByNumber
     held: Tensor
@@ -189,13 +191,13 @@ class _Holding:
         """As the model says."""
         return self.tail.explain(z, rows, wanted, system)
 
-    def pulls(self, z: Tensor, labels: Tensor, before: Tensor, system: System) -> Tensor:
+    def output_grads(self, z: Tensor, labels: Tensor, before: Tensor, system: System) -> Tensor:
         """As the model says; of no matter for the others."""
-        return self.tail.pulls(z, labels.clamp_min(0), before, system)
+        return self.tail.output_grads(z, labels.clamp_min(0), before, system)
 
-    def shares(self, z: Tensor, pulls: Tensor) -> Tensor:
+    def backprops(self, z: Tensor, output_grads: Tensor) -> Tensor:
         """Each from its source."""
-        return torch.where(self.held[:, None], self.given, self.tail.shares(z, pulls))
+        return torch.where(self.held[:, None], self.given, self.tail.backprops(z, output_grads))
 
 
 def unproven(count: int, like: Tensor) -> dict[str, Tensor]:

@@ -25,7 +25,7 @@ class Measured(Attack):
 
     key: ClassVar[str] = "measured"
     name: ClassVar[str] = "measured quantiles"
-    deed: ClassVar[str] = "sets each row's quantile by other data of the kind"
+    action: ClassVar[str] = "sets each row's quantile by other data of the kind"
     quick: ClassVar[bool] = True
 
     batch_size: int

@@ -29,7 +29,7 @@ class Mirrored(Attack):
 
     key: ClassVar[str] = "mirrored"
     name: ClassVar[str] = "mirrored QBI"
-    deed: ClassVar[str] = "prepares the model with mirrored QBI rows and subtracts them"
+    action: ClassVar[str] = "prepares the model with mirrored QBI rows and subtracts them"
 
     batch_size: int
 

@@ -50,7 +50,7 @@ def mount(
             is, and the carrier says what is lost.
 
     Returns:
-        The crafted copy, the layer, how samples arrive there, and the attack that reads the answer.
+        The crafted copy, the layer, how samples arrive there, and the attack that reads the update.
 
     >>> from qbi import QBI, client_step
     >>> from qbi.randomness import generator

@@ -28,7 +28,7 @@ class OneClass(Attack):
 
     key: ClassVar[str] = "one-class"
     name: ClassVar[str] = "one class for all"
-    deed: ClassVar[str] = "sends a last layer that is sure of one class"
+    action: ClassVar[str] = "sends a last layer that is sure of one class"
     heads: ClassVar[bool] = True
 
     def rows(self, neurons: int, features: int, generator: torch.Generator) -> CraftedRows:

@@ -40,7 +40,7 @@ class PAIRS(Attack):
 
     key: ClassVar[str] = "pairs"
     name: ClassVar[str] = "PAIRS"
-    deed: ClassVar[str] = "prepares the model with PAIRS"
+    action: ClassVar[str] = "prepares the model with PAIRS"
     calibrated_at: ClassVar[tuple[int, ...]] = (20, 64)
     has_law: ClassVar[bool] = True
 

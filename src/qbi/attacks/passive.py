@@ -21,7 +21,7 @@ class Passive(Attack):
 
     key: ClassVar[str] = "passive"
     name: ClassVar[str] = "passive"
-    deed: ClassVar[str] = "only looks on and leaves the model as it is"
+    action: ClassVar[str] = "only looks on and leaves the model as it is"
     crafts: ClassVar[bool] = False
 
     def rows(self, neurons: int, features: int, generator: torch.Generator) -> CraftedRows:  # noqa: ARG002
@@ -29,5 +29,5 @@ class Passive(Attack):
         raise BadValue("passive: it writes no rows; the model stays as it is.")
 
     def read(self, sent: Carried, update: Update, how: Reading) -> Candidates:
-        """Single rows, and the whole answer taken apart: rectifiers silence about half of each sample's rows."""
+        """Single rows, and the whole update taken apart: rectifiers silence about half of each sample's rows."""
         return read_whole(sent, update, how)

@@ -32,7 +32,7 @@ class QBI(Attack):
 
     key: ClassVar[str] = "qbi"
     name: ClassVar[str] = "QBI"
-    deed: ClassVar[str] = "prepares the model with QBI"
+    action: ClassVar[str] = "prepares the model with QBI"
     calibrated_at: ClassVar[tuple[int, ...]] = (8, 20, 64, 200)
     has_law: ClassVar[bool] = True
 

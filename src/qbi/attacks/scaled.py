@@ -32,7 +32,7 @@ class Scaled(Attack):
 
     key: ClassVar[str] = "scaled"
     name: ClassVar[str] = "scaled mirrors"
-    deed: ClassVar[str] = "mirrors every row, scales what stands behind, and divides the scales out again"
+    action: ClassVar[str] = "mirrors every row, scales what stands behind, and divides the scales out again"
 
     batch_size: int
 

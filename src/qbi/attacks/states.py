@@ -16,9 +16,9 @@ COARSEST_SILENCE = 1e-4
 """Rounding of gradients above which silent rows prove nothing."""
 
 
-def _silent_where_it_must_be(system: System, shares: Tensor, z: Tensor) -> Tensor:
+def _silent_where_it_must_be(system: System, backprops: Tensor, z: Tensor) -> Tensor:
     """Whether each sample sends nothing through just the rows that it leaves silent: the proof where nothing can be said of labels."""
-    size = shares.abs() / system.sizes
+    size = backprops.abs() / system.sizes
     fires = size > 1e-4 * size.amax(1, keepdim=True)
     clear = z.abs() > 1e-3 * z.abs().mean(1, keepdim=True)
     return ((fires == (z > 0)) | ~clear).all(1)
@@ -53,13 +53,13 @@ def read_states(
     solved = coefficients_of(system, unmixed.exact) if unmixed.complete else None
     if solved is None:
         return single
-    coefficients, shares = solved
-    silent = _silent_where_it_must_be(system, shares, coefficients @ system.products)
+    coefficients, backprops = solved
+    silent = _silent_where_it_must_be(system, backprops, coefficients @ system.products)
     if not bool(silent.any()):
         return single
     proven = silent & (varied and system.rank == batch_size and system.rounding < COARSEST_SILENCE)
     samples = formed(system, coefficients, weight_gradient).to(single.samples.dtype)
-    rows = system.kept[(shares.abs() / system.sizes).argmax(1)]
+    rows = system.kept[(backprops.abs() / system.sizes).argmax(1)]
     order = proven.to(torch.uint8).argsort(descending=True, stable=True)
     samples, rows, proven = samples[order], rows[order], proven[order]
     first = Candidates(samples, rows, torch.ones_like(rows), **unproven(len(rows), samples))

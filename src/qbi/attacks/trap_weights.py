@@ -43,7 +43,7 @@ class TrapWeights(Attack):
 
     key: ClassVar[str] = "trap-weights"
     name: ClassVar[str] = "trap weights"
-    deed: ClassVar[str] = "prepares the model with trap weights"
+    action: ClassVar[str] = "prepares the model with trap weights"
     domain: ClassVar[InputRange] = InputRange.UNIT
     has_law: ClassVar[bool] = True
 

@@ -64,7 +64,7 @@ def assemble(
     curve = None if strongest is None else _unless_it_fails(lambda: forecast(campaign, strongest), None)
     after = _defended(campaign, attempts, asked, say)
     points = budget_points(samples, campaign.seed)
-    beside, left = _beside(campaign, seen)
+    aside, left = _side_information(campaign, seen)
     missing = [*untested, *left]
     full = [
         a
@@ -92,7 +92,7 @@ def assemble(
         path=() if strongest is None else _path(traced, strongest.outcome.layer),
         attacks=outcomes,
         untested=tuple(missing),
-        beside=beside,
+        side_information=aside,
         defences=after,
         curve=curve,
         budgets=points,
@@ -125,7 +125,7 @@ def _defended(
     return _unless_it_fails(lambda: defended(campaign, judges), none)
 
 
-def _beside(campaign: Campaign, seen: Survey) -> tuple[tuple[SideReading, ...], list[Untested]]:
+def _side_information(campaign: Campaign, seen: Survey) -> tuple[tuple[SideReading, ...], list[Untested]]:
     """Labels and tokens; what could not be looked for is said, where there is a table to be looked up."""
     failed: list[str] = []
     none: tuple[SideReading, ...] = ()

@@ -14,7 +14,8 @@ from qbi.auditing.domain import FEW, Domain
 from qbi.auditing.finding import Finding, Untested
 from qbi.auditing.outcomes import AttackOutcome
 from qbi.auditing.pruned_passes import sparse_backward
-from qbi.auditing.trial import SentUpdate, Trial, read_answer, take_answer
+from qbi.auditing.sent_updates import SentUpdate
+from qbi.auditing.trial import Trial, read_update
 from qbi.defences import StepDefence
 from qbi.errors import BadValue, CannotMount, CannotRead, QbiError, first_line
 from qbi.metrics import EXACT, FAITHFUL, THRESHOLDS, mean_interval
@@ -51,7 +52,7 @@ class Campaign(Domain):
         for finding in findings:
             try:
                 mounted = self._as_it_is(attack, finding)
-                trials = [self.read(mounted, self.answer(mounted, 0))]
+                trials = [self.read(mounted, self.update(mounted, 0))]
                 if any(r.recovered.any() for r in trials[0].recoveries.values()):
                     trials += self._more(mounted, 1)
             except Exception as problem:
@@ -68,7 +69,7 @@ class Campaign(Domain):
             try:
                 if gain is not None:
                     self.write(mounted, number, gain)
-                trials.append(self.read(mounted, self.answer(mounted, number)))
+                trials.append(self.read(mounted, self.update(mounted, number)))
             except Exception as problem:
                 logging.getLogger("qbi.audit").warning("%s, batch %d: %s", mounted.layer, number, _said(problem))
                 break
@@ -104,7 +105,7 @@ class Campaign(Domain):
             trials = [] if first is None or not self.brief else [first]
             if not trials:
                 self.write(mounted, 0, gain)
-                trials.append(self.read(mounted, self.answer(mounted, 0)))
+                trials.append(self.read(mounted, self.update(mounted, 0)))
             trials += self._more(mounted, 1, gain)
             if first is not None and not any(t.recoveries[FAITHFUL].recovered.any() for t in trials):
                 # Rows that read something of the first batch were found on the way: it does not go unsaid.
@@ -136,38 +137,28 @@ class Campaign(Domain):
         )
         return with_attack(carried, prepared)
 
-    def bounded(self, mounted: Mounted, answer: SentUpdate, defence: StepDefence, seed: int) -> SentUpdate:
-        """The same answer with a defence that works inside the step."""
-        inputs, targets = self.samples.batch(answer.chosen, self.device)
+    def bounded(self, mounted: Mounted, sent: SentUpdate, defence: StepDefence, seed: int) -> SentUpdate:
+        """The same update with a defence that works inside the step."""
+        inputs, targets = self.samples.batch(sent.chosen, self.device)
         draws = generator(seed, "defence", defence.name, device=self.device)
         sparse = sparse_backward(mounted.model) if inputs[0][0].numel() >= LARGE else nullcontext()
         with sparse, quiet_step():
             update = defence.update(mounted.model, inputs, targets, draws, loss=self.loss, seed=seed)
-        return replace(answer, step=replace(answer.step, update=update))
+        return replace(sent, step=replace(sent.step, update=update))
 
     def write(self, mounted: Mounted, number: int, gain: float) -> None:
         """Fresh rows for one batch."""
         rows = generator(self.seed, "rows", mounted.attack.key, mounted.layer, number, device=self.device)
         write(mounted, rows, gain=gain / math.sqrt(mounted.carrier.features))
 
-    def answer(self, mounted: Mounted, number: int) -> SentUpdate:
-        """The client's answer to the model as it stands."""
-        return take_answer(
-            mounted.model,
-            mounted.layer,
-            self.samples,
-            self.client,
-            self.loss,
-            seed=self.seed,
-            number=number,
-            device=self.device,
-            shortcuts=self.shortcuts,
-        )
+    def update(self, mounted: Mounted, number: int) -> SentUpdate:
+        """What the client sends of the model as it stands."""
+        return self.updates.of(mounted.model, mounted.layer, number)
 
-    def read(self, mounted: Mounted, answer: SentUpdate) -> Trial:
+    def read(self, mounted: Mounted, sent: SentUpdate) -> Trial:
         """What the server reads of it."""
         others = self.elsewhere(mounted)
-        return read_answer(mounted, answer, self.samples, self.client, self.loss, seed=self.seed, elsewhere=others)
+        return read_update(mounted, sent, self.samples, self.client, self.loss, seed=self.seed, elsewhere=others)
 
     def _best_gain(self, mounted: Mounted) -> tuple[float, Mapping[float, float], Trial | None]:
         """The joint scale at which most is read, so that nothing recovered is no artefact of the scale; and that trial.
@@ -181,7 +172,7 @@ class Campaign(Domain):
             rows = generator(self.seed, "gain", device=self.device)
             write(mounted, rows, gain=gain / math.sqrt(mounted.carrier.features))
             try:
-                trials[gain] = self.read(mounted, self.answer(mounted, 0))
+                trials[gain] = self.read(mounted, self.update(mounted, 0))
                 found[gain] = trials[gain].recoveries[FAITHFUL].recall
             except (CannotRead, BadValue):
                 found[gain] = 0.0
@@ -204,7 +195,7 @@ class Campaign(Domain):
         neurons = finding.target.neurons
         return AttackOutcome(
             attack=attack.name,
-            deed=attack.deed,
+            action=attack.action,
             crafted=attack.crafts,
             layer=finding.name,
             whole_samples=whole,

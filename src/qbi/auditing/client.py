@@ -15,7 +15,7 @@ class Client:
 
     Args:
         batch_size: samples in a batch.
-        local_steps: steps before it answers with its weights; 0 sends the gradient of one batch.
+        local_steps: steps before it updates with its weights; 0 sends the gradient of one batch.
         training: optimiser and learning rate of the local steps.
         precision: what is sent is rounded to this type.
 
@@ -41,5 +41,5 @@ class Client:
 
     @property
     def samples(self) -> int:
-        """How many samples one answer is made of."""
+        """How many samples one update is made of."""
         return self.batch_size * max(1, self.local_steps)

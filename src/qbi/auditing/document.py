@@ -47,7 +47,9 @@ def to_document(result: AuditResult) -> dict[str, Any]:
         "accounts": dict(result.accounts),
         "path": list(result.path),
         "attacks": [_attack(a, result.threshold) for a in result.attacks],
-        "beside": [{"what": s.what, "layer": s.layer, "share": s.share, "note": s.note} for s in result.beside],
+        "side_information": [
+            {"what": s.what, "layer": s.layer, "share": s.share, "note": s.note} for s in result.side_information
+        ],
         "untested": [{"attack": u.attack, "layer": u.layer, "reason": u.reason} for u in result.untested],
         "defences": [_defence(d) for d in result.defences],
         "prediction": None

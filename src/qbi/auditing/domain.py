@@ -12,8 +12,7 @@ from qbi.auditing.client import Client
 from qbi.auditing.norms import norm_behind
 from qbi.auditing.pruned_passes import checked_live, slimmed
 from qbi.auditing.samples import Samples
-from qbi.auditing.shortcut import Shortcuts
-from qbi.auditing.trial import SentUpdate, chosen_batch
+from qbi.auditing.sent_updates import SentUpdate, SentUpdates, chosen_batch
 from qbi.carrier import Carrier, Normalised, flat
 from qbi.errors import BadValue, DataError
 from qbi.exposure import Observation, observe
@@ -49,6 +48,11 @@ def operations_of(traced: Traced) -> float:
     return total
 
 
+def is_heavy(operations: float, client: Client) -> bool:
+    """Whether a batch's way through a model is a matter of seconds, by the operations that a sample takes."""
+    return operations * client.batch_size > HEAVY
+
+
 @dataclass(frozen=True)
 class Domain:
     """What stays the same over all attacks of one audit: the model, the client, and the data that a server knows the domain by."""
@@ -62,11 +66,12 @@ class Domain:
     device: str
     auxiliary: Samples | None
     settings: Mapping[str, float]
+    updates: SentUpdates = field(repr=False)
+    """What the client sends."""
     operations: float = 0.0
     """Of one sample's way through the model."""
     traced: Traced | None = field(default=None, repr=False)
     """The model's graph in outline."""
-    shortcuts: Shortcuts = field(default_factory=Shortcuts, repr=False)
     brief: bool = False
     """Whether this is a first look, for which a few samples of the domain are enough."""
     _arrived: dict[tuple[object, ...], tuple[ReferenceType[nn.Module], Tensor]] = field(
@@ -76,7 +81,7 @@ class Domain:
     @property
     def heavy(self) -> bool:
         """Whether one batch's way through the model is a matter of seconds, by the operations it takes."""
-        return self.operations * self.client.batch_size > HEAVY
+        return is_heavy(self.operations, self.client)
 
     def others(self) -> tuple[Samples, Tensor]:
         """Samples of the domain that are in no batch."""

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from qbi.calling import call_with
+from qbi.calling import Hook, as_client, hooked
 from qbi.carrier import NormBehind
 
 BatchNorm = nn.modules.batchnorm._BatchNorm
@@ -35,16 +35,16 @@ def norm_behind(model: nn.Module, layer: str, inputs: tuple[Tensor, ...]) -> Nor
         if start is not None:
             found.append((norms[module], start))
 
-    hooks = [m.register_forward_pre_hook(before_norm) for m in norms]
-    hooks.append(model.get_submodule(layer).register_forward_hook(lambda _m, _i, out: last.append(out.detach())))
+    after: dict[nn.Module, Hook] = {model.get_submodule(layer): lambda _m, _i, out: last.append(out.detach())}
     try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            call_with(model, {n: b.clone() for n, b in model.named_buffers()}, inputs)
+        with (
+            hooked(before=dict.fromkeys(norms, before_norm), after=after),
+            as_client(model, train=False),
+            torch.no_grad(),
+        ):
+            model(*inputs)
     except (RuntimeError, ValueError, TypeError):
         return None
-    finally:
-        for hook in hooks:
-            hook.remove()
     return NormBehind(*found[0], tuple(found[1:])) if found and len(last) == 1 else None
 
 

@@ -18,7 +18,7 @@ class AttackOutcome:
     """One attack on one layer, over all batches."""
 
     attack: str
-    deed: str
+    action: str
     """What its server does: "a server that …"."""
     crafted: bool
     """Whether the server changed the model; else it only looked on."""

@@ -5,14 +5,14 @@ others out changes no bit of what arrives, which a trial on two samples confirms
 comes back to them.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from types import MethodType
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
+from qbi.calling import swapped
 from qbi.errors import QbiError
 from qbi.exposure import observe
 from qbi.routing.tracers import by_fx
@@ -93,36 +93,35 @@ def _plain(module: nn.Module | None) -> bool:
     return "forward" not in vars(module) and not module._forward_pre_hooks and module.groups == 1
 
 
-@contextmanager
-def slimmed(model: nn.Module, live: Mapping[str, Tensor]) -> Iterator[None]:
-    """Convolutions work on their live channels alone inside the block; the others are zero."""
-    replaced = [module for name in live if isinstance(module := model.get_submodule(name), Convolution)]
-    for name in live:
-        module = model.get_submodule(name)
-        assert isinstance(module, Convolution)
-        module.forward = _forward(module, live[name].to(module.weight.device))  # type: ignore[method-assign, assignment]
-    try:
-        yield
-    finally:
-        for module in replaced:
-            del module.forward
+class _Pruned(nn.Module):
+    """A convolution on its live channels alone; the others come out as zeros. Its weights keep their names."""
 
+    def __init__(self, module: Convolution, live: Tensor) -> None:
+        super().__init__()
+        self._parameters = module._parameters
+        weight = module.weight.detach()[live]
+        used = _used(weight)
+        used[0] |= not bool(used.any())
+        self.module, self.live, self.used = (module,), live, used
+        self.slim, self.shift = weight[:, used], None if module.bias is None else module.bias.detach()[live]
 
-def _forward(module: Convolution, live: Tensor) -> Callable[[Tensor], Tensor]:
-    weight = module.weight.detach()[live]
-    used = _used(weight)
-    used[0] |= not bool(used.any())
-    slim, bias = weight[:, used], None if module.bias is None else module.bias.detach()[live]
-
-    def forward(input: Tensor) -> Tensor:
-        part: Tensor = module._conv_forward(input[:, used], slim, bias)
-        if bool(live.all()):
+    def forward(self, given: Tensor) -> Tensor:
+        """As the convolution's own."""
+        (module,) = self.module
+        part: Tensor = module._conv_forward(given[:, self.used], self.slim, self.shift)
+        if bool(self.live.all()):
             return part
         out: Tensor = part.new_zeros(len(part), module.out_channels, *part.shape[2:])
-        out[:, live] = part
+        out[:, self.live] = part
         return out
 
-    return forward
+
+def slimmed(model: nn.Module, live: Mapping[str, Tensor]) -> AbstractContextManager[None]:
+    """Convolutions work on their live channels alone inside the block; the others are zero."""
+    found = {name: model.get_submodule(name) for name in live}
+    return swapped(
+        model, {n: _Pruned(m, live[n].to(m.weight.device)) for n, m in found.items() if isinstance(m, Convolution)}
+    )
 
 
 class _Convolved(torch.autograd.Function):
@@ -141,7 +140,7 @@ class _Convolved(torch.autograd.Function):
         live = back.flatten(2).any(2).any(0)
         if not bool(live.any()) or float(live.double().mean()) > WORTH_IT:
             live = torch.ones_like(live)
-        pull, found, bias = torch.ops.aten.convolution_backward(
+        down, found, bias = torch.ops.aten.convolution_backward(
             back if bool(live.all()) else back[:, live],
             given,
             weight[live],
@@ -160,26 +159,31 @@ class _Convolved(torch.autograd.Function):
             if whole is not None:
                 whole[live] = part
             gradients.append(whole)
-        return pull, *gradients, None
+        return down, *gradients, None
 
 
-def _convolve(module: Convolution, input: Tensor) -> Tensor:
-    out: Tensor = _Convolved.apply(input, module.weight, module.bias, module)  # type: ignore[no-untyped-call]
-    return out
+class _Sparse(nn.Module):
+    """A convolution that does no work for channels that nothing comes back to. Its weights keep their names."""
+
+    def __init__(self, module: Convolution) -> None:
+        super().__init__()
+        self.weight, self.bias = module.weight, module.bias
+        self.module = (module,)
+
+    def forward(self, given: Tensor) -> Tensor:
+        """As the convolution's own."""
+        out: Tensor = _Convolved.apply(given, self.weight, self.bias, self.module[0])  # type: ignore[no-untyped-call]
+        return out
 
 
-@contextmanager
-def sparse_backward(model: nn.Module) -> Iterator[None]:
+def sparse_backward(model: nn.Module) -> AbstractContextManager[None]:
     """Convolutions do no work for channels that nothing comes back to; copies of the model made inside the block neither."""
-    plain = [m for m in model.modules() if _plain(m) and m.padding_mode == "zeros" and not isinstance(m.padding, str)]
-    for module in plain:
-        # A bound method: a copy of the module gets one of its own.
-        module.forward = MethodType(_convolve, module)  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        for module in plain:
-            del module.forward
+    plain = {
+        n: m
+        for n, m in model.named_modules()
+        if _plain(m) and isinstance(m, Convolution) and m.padding_mode == "zeros" and not isinstance(m.padding, str)
+    }
+    return swapped(model, {n: _Sparse(m) for n, m in plain.items()})
 
 
 def checked_live(model: nn.Module, layer: str, inputs: tuple[Tensor, ...], seed: int) -> dict[str, Tensor]:

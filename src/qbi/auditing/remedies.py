@@ -8,7 +8,7 @@ from qbi.auditing.campaign import Attempt, Campaign
 from qbi.auditing.client import Client
 from qbi.auditing.finding import Finding
 from qbi.auditing.outcomes import AttackOutcome, Curve, DefenceOutcome
-from qbi.auditing.trial import Trial, read_answer
+from qbi.auditing.trial import Trial, read_update
 from qbi.defences import Defence, StepDefence
 from qbi.defences.registry import DEFENCES, NO_DEFENCE
 from qbi.errors import BadValue
@@ -65,16 +65,16 @@ def _shares(
     for number in range(campaign.batches):
         if mounted.attack.crafts:
             campaign.write(mounted, number, attempt.outcome.gain)
-        answer = campaign.answer(mounted, number)
+        own = campaign.update(mounted, number)
         for key, defence in defences.items():
             seed = campaign.seed + number
             sent, after = (
-                (answer, defence)
+                (own, defence)
                 if isinstance(defence, Defence)
-                else (campaign.bounded(mounted, answer, defence, seed), None)
+                else (campaign.bounded(mounted, own, defence, seed), None)
             )
             found[key].append(
-                read_answer(mounted, sent, campaign.samples, campaign.client, campaign.loss, defence=after, seed=seed)
+                read_update(mounted, sent, campaign.samples, campaign.client, campaign.loss, defence=after, seed=seed)
             )
     return {key: {t: _mean(trials, t) for t in THRESHOLDS} for key, trials in found.items()}
 

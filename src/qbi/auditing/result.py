@@ -33,7 +33,7 @@ class AuditResult:
     path: tuple[str, ...]
     attacks: tuple[AttackOutcome, ...]
     untested: tuple[Untested, ...]
-    beside: tuple[SideReading, ...]
+    side_information: tuple[SideReading, ...]
     defences: tuple[DefenceOutcome, ...]
     curve: Curve | None
     budgets: tuple[BoundPoint, ...]
@@ -74,7 +74,7 @@ class AuditResult:
     @property
     def tokens(self) -> tuple[SideReading, ...]:
         """Tables whose tokens are read without an attack, trained ones or frozen."""
-        return tuple(s for s in self.beside if s.what == "tokens" and s.share > 0)
+        return tuple(s for s in self.side_information if s.what == "tokens" and s.share > 0)
 
     @property
     def outcomes(self) -> tuple[LayerOutcome, ...]:

@@ -13,14 +13,15 @@ from qbi.auditing.attempts import Progress, all_attempts
 from qbi.auditing.calling_by_name import by_name, by_place
 from qbi.auditing.campaign import Campaign
 from qbi.auditing.client import Client
-from qbi.auditing.domain import operations_of
+from qbi.auditing.domain import is_heavy, operations_of
 from qbi.auditing.losses import OWN, check_value, choose_loss
 from qbi.auditing.merged_weights import plain
 from qbi.auditing.result import AuditResult
 from qbi.auditing.samples import Data, Samples, as_samples, with_targets
+from qbi.auditing.sent_updates import SentUpdates
 from qbi.auditing.survey import probe_of, survey
 from qbi.auditing.threads import fitting_threads
-from qbi.calling import untouched
+from qbi.calling import as_client
 from qbi.errors import BadValue, DataError
 from qbi.federation.client import Loss, run_model
 from qbi.finite import is_finite
@@ -92,6 +93,10 @@ def audit(
     traced = seen.traced
     value, samples, loss_name = _prepared_loss(traced, samples, probe, loss, device)
     helper = as_samples(auxiliary) if auxiliary is not None else None
+    operations = operations_of(traced)
+    # A step of a heavy model is not run whole for the sake of all its layers.
+    watched = () if is_heavy(operations, client) else seen.called_by_name
+    updates = SentUpdates(samples, client, value, seed, device, sent, watched)
     campaign = Campaign(
         sent,
         samples,
@@ -102,7 +107,8 @@ def audit(
         device,
         helper,
         settings or {},
-        operations_of(traced),
+        updates,
+        operations,
         in_outline(traced),
     )
     asked = Asked(name or type(model).__name__, loss_name, at, defences, decode, written.origins, started)
@@ -145,7 +151,7 @@ def _prepared_loss(
 
 
 def _run(model: nn.Module, probe: tuple[Tensor, ...]) -> Tensor:
-    with untouched(model), torch.no_grad():
+    with as_client(model), torch.no_grad():
         return run_model(model, probe)
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from qbi.auditing.pruned_passes import checked_live, slimmed
-from qbi.calling import call_with
+from qbi.calling import as_client, call_with, hooked, swapped
 from qbi.federation.client import Loss
 from qbi.federation.exposed import ClientStep, exposed_step
 
@@ -109,9 +109,9 @@ class Shortcuts:
         behind = set(begun) - set(begun[: begun.index(layer)]) if layer in begun else set()
         owners = (module for name, module in model.named_modules() if name not in behind)
         own = (v for m in owners for v in (*m.parameters(recurse=False), *m.buffers(recurse=False)))
-        return b"".join(self._remembered(value) for value in own)
+        return b"".join(self.digest(value) for value in own)
 
-    def _remembered(self, values: Tensor) -> bytes:
+    def digest(self, values: Tensor) -> bytes:
         """A digest, taken again where the tensor is another one, lies elsewhere, or was written to (not through `.data`: nobody here does)."""
         now = values.data_ptr(), values._version
         known = self._digests.get(id(values))
@@ -129,24 +129,22 @@ class Shortcuts:
         return None
 
 
+class _Blank(nn.Module):
+    """Returns nothing of use, under the weights of the module it stands for."""
+
+    def __init__(self, value: Tensor, module: nn.Module) -> None:
+        super().__init__()
+        self.value = value
+        self._modules, self._parameters, self._buffers = module._modules, module._parameters, module._buffers
+
+    def forward(self, *_given: object, **_named: object) -> Tensor:
+        """Of the right shape."""
+        return self.value
+
+
 def _digest(values: Tensor) -> bytes:
     raw = values.detach().contiguous().cpu().flatten().view(torch.uint8).numpy()
     return hashlib.blake2b(raw.data, digest_size=16).digest()
-
-
-@contextmanager
-def _as_a_client(model: nn.Module, inputs: tuple[Tensor, ...], seed: int) -> Iterator[dict[str, Tensor]]:
-    """Train mode, the seed of a client's step, and buffers that are not the model's own."""
-    buffers = {n: b.detach().clone() for n, b in model.named_buffers()}
-    was_training = model.training
-    devices = [inputs[0].device] if inputs[0].device.type == "cuda" else []
-    try:
-        model.train()
-        with torch.no_grad(), torch.random.fork_rng(devices=devices):
-            torch.manual_seed(seed)
-            yield buffers
-    finally:
-        model.train(was_training)
 
 
 def _order_of_calls(model: nn.Module, inputs: tuple[Tensor, ...], seed: int) -> _Calls:
@@ -154,15 +152,11 @@ def _order_of_calls(model: nn.Module, inputs: tuple[Tensor, ...], seed: int) -> 
     names = {module: name for name, module in model.named_modules()}
     begun: list[str] = []
     ended: list[str] = []
-    hooks = [m.register_forward_hook(lambda m, _i, _o: ended.append(names[m])) for m in names]
-    hooks += [m.register_forward_pre_hook(lambda m, _i: begun.append(names[m])) for m in names]
-    try:
-        few = tuple(part[:2] for part in inputs)
-        with _as_a_client(model, few, seed) as buffers:
-            call_with(model, buffers, few)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    before = lambda m, _given: begun.append(names[m])  # noqa: E731
+    after = lambda m, _given, _out: ended.append(names[m])  # noqa: E731
+    watching = hooked(before=dict.fromkeys(names, before), after=dict.fromkeys(names, after))
+    with watching, as_client(model, seed=seed), torch.no_grad():
+        model(*(part[:2] for part in inputs))
     return _Calls(begun, ended)
 
 
@@ -194,30 +188,24 @@ def _keep(
     shapes: dict[str, tuple[torch.Size, torch.dtype]] = {}
     arrived: list[Tensor] = []
 
-    def note(name: str, out: object) -> None:
-        if isinstance(out, Tensor):
-            shapes[name] = out.shape, out.dtype
-
-    hooks = [
-        model.get_submodule(name).register_forward_hook(lambda _m, _i, out, name=name: note(name, out))
-        for name in before
-    ]
-    hooks.append(
-        model.get_submodule(layer).register_forward_pre_hook(lambda _m, given: arrived.append(given[0].detach()))
-    )
     start = slimmed(model, live) if known is None else _placeholders(model, *known)
-    try:
-        with start, _as_a_client(model, inputs, seed) as buffers:
+    with start:
+        names: dict[nn.Module, str] = {model.get_submodule(name): name for name in before}
+
+        def note(module: nn.Module, _given: object, out: object) -> None:
+            if isinstance(out, Tensor):
+                shapes[names[module]] = out.shape, out.dtype
+
+        keep = {model.get_submodule(layer): lambda _m, given: arrived.append(given[0].detach())}
+        watching = hooked(before=keep, after=dict.fromkeys(names, note))
+        with watching, as_client(model, seed=seed) as buffers, torch.no_grad():
             whole = call_with(model, buffers, inputs)
-    finally:
-        for hook in hooks:
-            hook.remove()
     buffers |= {} if known is None else known[1].buffers
     moved = {n: b for n, b in buffers.items() if n.startswith(tuple(f"{name}." for name in shapes))}
     kept = _Kept(arrived[0].clone(), shapes, moved)
     try:
-        with _placeholders(model, layer, kept), _as_a_client(model, inputs, seed) as buffers:
-            short = call_with(model, buffers, inputs)
+        with _placeholders(model, layer, kept), as_client(model, seed=seed), torch.no_grad():
+            short = model(*inputs)
     except FAILURES:
         return None
     same = isinstance(whole, Tensor) and isinstance(short, Tensor) and torch.equal(whole, short)
@@ -228,17 +216,10 @@ def _keep(
 def _placeholders(model: nn.Module, layer: str, kept: _Kept) -> Iterator[None]:
     """Modules before the layer return nothing of use, and the layer gets what was kept."""
     device = kept.arrived.device
-    replaced = [(model.get_submodule(name), shape, kind) for name, (shape, kind) in kept.shapes.items()]
-    own = {module: vars(module)["forward"] for module, _, _ in replaced if "forward" in vars(module)}
-    for module, shape, kind in replaced:
-        blank = torch.zeros((), dtype=kind, device=device).expand(shape)
-        module.forward = lambda *_given, blank=blank, **_named: blank  # type: ignore[method-assign]
-    hook = model.get_submodule(layer).register_forward_pre_hook(lambda _m, given: (kept.arrived, *given[1:]))
-    try:
+    blanks = {
+        name: _Blank(torch.zeros((), dtype=kind, device=device).expand(shape), model.get_submodule(name))
+        for name, (shape, kind) in kept.shapes.items()
+    }
+    instead = {model.get_submodule(layer): lambda _m, given: (kept.arrived, *given[1:])}
+    with swapped(model, blanks), hooked(before=instead):
         yield
-    finally:
-        hook.remove()
-        for module, _, _ in replaced:
-            del module.forward
-            if module in own:
-                module.forward = own[module]  # type: ignore[method-assign]

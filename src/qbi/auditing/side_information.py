@@ -1,4 +1,4 @@
-"""What else a server reads of an honest model's answer without any effort: labels, tokens."""
+"""What else a server reads of an honest model's update without any effort: labels, tokens."""
 
 import contextlib
 from collections.abc import Iterator
@@ -9,8 +9,7 @@ from torch import Tensor, nn
 from qbi.auditing.campaign import Campaign
 from qbi.auditing.finding import Finding
 from qbi.auditing.outcomes import SideReading
-from qbi.auditing.trial import chosen_batch
-from qbi.calling import untouched
+from qbi.calling import as_client, hooked
 from qbi.errors import BadValue, CannotRead
 from qbi.extraction.labels import label_counts, shared
 from qbi.extraction.tokens import tokens_moved, tokens_spanned
@@ -22,16 +21,15 @@ def side_readings(campaign: Campaign, findings: list[Finding]) -> tuple[SideRead
     """All of them, on the first batch."""
     if campaign.client.local_steps:
         return ()
-    chosen = chosen_batch(campaign.samples, campaign.client, campaign.seed, 0)
-    inputs, targets = campaign.samples.batch(chosen, campaign.device)
-    update = _answer(campaign, inputs, targets, findings)
+    _, inputs, targets = campaign.updates.batch(0)
+    update = _update(campaign, inputs, targets, findings)
     if update is None:
         return ()
     return (*_labels(campaign, update, targets), *_tokens(campaign.model, update, inputs))
 
 
-def _answer(campaign: Campaign, inputs: tuple[Tensor, ...], targets: Tensor, findings: list[Finding]) -> Update | None:
-    """What is looked at below of the client's answer: gradients of linear layers and tables, or of the head where that is all."""
+def _update(campaign: Campaign, inputs: tuple[Tensor, ...], targets: Tensor, findings: list[Finding]) -> Update | None:
+    """What is looked at below of the client's update: gradients of linear layers and tables, or of the head where that is all."""
     model, loss, seed = campaign.model, campaign.loss, campaign.seed
     parts = {n: m for n, m in model.named_modules() if isinstance(m, nn.Linear | nn.Embedding)}
     looked_at = {f"{n}.{kind}" for n, m in parts.items() for kind, _ in m.named_parameters(recurse=False)}
@@ -40,7 +38,10 @@ def _answer(campaign: Campaign, inputs: tuple[Tensor, ...], targets: Tensor, fin
     heads = [n for n, m in parts.items() if isinstance(m, nn.Linear) and m.bias is not None]
     if heads and len(heads) == len(parts) and all(f.target.has_bias for f in findings):
         with contextlib.suppress(BadValue, CannotRead):
-            return campaign.shortcuts.step(model, heads[-1], inputs, targets, loss=loss, seed=seed).update
+            return campaign.updates.of(model, heads[-1], 0).step.update
+    whole = campaign.updates.of_the_model_as_it_is(0)
+    if whole is not None:
+        return whole
     others = [n for n, _ in model.named_parameters() if n not in looked_at]
     try:
         return client_step(model, inputs, targets, loss=loss, seed=seed, fixed=others)
@@ -90,15 +91,9 @@ def _looked_up(model: nn.Module, inputs: tuple[Tensor, ...]) -> dict[str, Tensor
     """What each table was asked for, one row for each sample."""
     caught: dict[str, Tensor] = {}
     tables = {m: n for n, m in model.named_modules() if isinstance(m, nn.Embedding)}
-    hooks = [
-        m.register_forward_pre_hook(lambda m, given: caught.update({tables[m]: given[0].detach()})) for m in tables
-    ]
-    try:
-        with torch.no_grad(), untouched(model):
-            model(*inputs)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    keep = lambda m, given: caught.update({tables[m]: given[0].detach()})  # noqa: E731
+    with hooked(before=dict.fromkeys(tables, keep)), as_client(model), torch.no_grad():
+        model(*inputs)
     return {n: ids for n, ids in caught.items() if ids.dim() and len(ids) == len(inputs[0])}
 
 

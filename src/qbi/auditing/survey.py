@@ -18,10 +18,10 @@ from torch.utils._pytree import tree_leaves
 from qbi.attacks import Carried, carry
 from qbi.auditing.finding import Finding, Untested
 from qbi.auditing.leftovers import look_written_out, share_unchanged, unread
-from qbi.calling import untouched
+from qbi.calling import as_client
 from qbi.carrier import Carrier, Cause, Shortfall
 from qbi.errors import CannotMount, first_line
-from qbi.linear_maps import PART, others, spelled_out
+from qbi.linear_maps import PART, others, with_linear_form
 from qbi.routing.graph import Traced, trace
 from qbi.routing.path import find_path
 from qbi.routing.targets import Target, targets
@@ -44,6 +44,12 @@ class Survey:
     untested: list[Untested]
     uses: Uses
 
+    @property
+    def called_by_name(self) -> tuple[str, ...]:
+        """Linear layers that the model itself calls: one step shows all of them."""
+        linear = {n for n, m in self.traced.model.named_modules() if isinstance(m, nn.Linear)}
+        return tuple(f.name for f in self.findings if f.model is None and f.name in linear)
+
 
 def survey(model: nn.Module, sample: tuple[Tensor, ...]) -> Survey:
     """Look at every trained parameter. Never fails on a layer: at worst it is not tested, with the reason."""
@@ -53,7 +59,7 @@ def survey(model: nn.Module, sample: tuple[Tensor, ...]) -> Survey:
     seen = [found for target in targets(traced) if (found := _looked_at(traced, target, sample)) is not None]
     given = _outputs(model, sample)
     for name in others(model):
-        seen += _look_spelled_out(traced, model, name, sample, given)
+        seen += _look_at_linear_form(traced, model, name, sample, given)
     findings = [found for f in seen if (found := _with_parameters(f, model, names, uses)) is not None]
     known = {p for f in findings for p in f.parameters}
     for site in uses.sites:
@@ -85,7 +91,7 @@ def _with_parameters(finding: Finding, model: nn.Module, names: dict[int, str], 
     return replace(finding, parameters=found)
 
 
-def _look_spelled_out(
+def _look_at_linear_form(
     traced: Traced, model: nn.Module, name: str, sample: tuple[Tensor, ...], given: Sequence[Tensor]
 ) -> Sequence[Finding]:
     positions = max((_positions(traced.values.get(node)) for node in traced.nodes_of(name)), default=0)
@@ -94,26 +100,26 @@ def _look_spelled_out(
     if positions > MOST_POSITIONS or positions * values > MOST_VALUES:
         return []
     try:
-        own, inner = spelled_out(model, name)
+        own, inner = with_linear_form(model, name)
         if not _same(_outputs(own, sample), given):
             return []
         again = trace(own, sample)
         parts = [t for t in targets(again) if t.name.rpartition(".")[0] == inner.rpartition(".")[0]]
         return [replace(_look(again, target, sample), model=own) for target in parts]
     except Exception:
-        # A layer that cannot be spelled out in this model is written out by its use.
+        # A layer that cannot be written as a linear map in this model is written out by its use.
         return []
 
 
 def _outputs(model: nn.Module, sample: tuple[Tensor, ...]) -> list[Tensor]:
     """What a model gives out for a sample, its own random numbers seeded."""
-    with untouched(model), torch.no_grad():
+    with as_client(model), torch.no_grad():
         torch.manual_seed(0)
         return [v for v in tree_leaves(model(*sample)) if isinstance(v, Tensor) and v.is_floating_point()]
 
 
 def _same(found: Sequence[Tensor], given: Sequence[Tensor]) -> bool:
-    """Whether a model with a layer spelled out still computes the same."""
+    """Whether a model with a layer written as a linear map still computes the same."""
     return len(found) == len(given) and all(
         a.shape == b.shape and torch.allclose(a, b, rtol=1e-3, atol=1e-4 * float(b.abs().max()))
         for a, b in zip(found, given, strict=True)

@@ -1,4 +1,4 @@
-"""One answer of the client, a real step on a real batch, and what a server reads of it."""
+"""One update of the client, a real step on a real batch, and what a server reads of it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -6,20 +6,18 @@ from functools import cached_property
 from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from qbi.attacks import Mounted, Reading
 from qbi.auditing.client import Client, Precision
 from qbi.auditing.samples import Samples
-from qbi.auditing.shortcut import Shortcuts
+from qbi.auditing.sent_updates import SentUpdate
 from qbi.auditing.spaces import in_sample_space, read_in_space, truth_of
 from qbi.carrier import flat
 from qbi.defences import Defence
-from qbi.errors import DataError
-from qbi.exposure import Observation, leakage, observe
+from qbi.exposure import leakage
 from qbi.federation.client import Loss
-from qbi.federation.exposed import ClientStep
-from qbi.federation.local import local_update, without_decay
+from qbi.federation.local import without_decay
 from qbi.metrics import THRESHOLDS, Guess, Recoveries, match
 from qbi.randomness import generator
 from qbi.records import Leakage, Update
@@ -30,7 +28,7 @@ ROUNDINGS: Mapping[Precision, float | None] = {"float32": None, "bfloat16": 2.0*
 
 @dataclass(frozen=True)
 class Trial:
-    """One answer of the client: who fired, who was read, and what it looked like."""
+    """One update of the client: who fired, who was read, and what it looked like."""
 
     measured: Leakage
     recoveries: Recoveries
@@ -62,76 +60,9 @@ class Trial:
         return Guess.of(self.truth / unit, self.recoveries, others, self.span, copies=several)
 
 
-@dataclass(frozen=True)
-class SentUpdate:
-    """One answer of the client before anything is done to it, and what only the client knows of it."""
-
-    chosen: Tensor
-    inputs: tuple[Tensor, ...]
-    step: ClientStep
-    seen: Observation
-    centred: bool = False
-    """Whether what comes back to each row adds up to nothing."""
-
-
-def chosen_batch(samples: Samples, client: Client, seed: int, number: int) -> Tensor:
-    """Which samples the client trains on in one trial."""
-    chosen = torch.randperm(len(samples), generator=generator(seed, "batch", number))[: client.samples]
-    if len(chosen) < client.samples:
-        raise DataError(f"data: a batch of {client.samples} is larger than the data; there are {len(samples)} samples.")
-    return chosen
-
-
-def take_answer(
-    model: nn.Module,
-    layer: str,
-    samples: Samples,
-    client: Client,
-    loss: Loss,
-    *,
-    seed: int,
-    number: int,
-    device: str = "cpu",
-    shortcuts: Shortcuts | None = None,
-) -> SentUpdate:
-    """The client's answer on a random batch, and what one layer saw of it."""
-    chosen = chosen_batch(samples, client, seed, number)
-    inputs, targets = samples.batch(chosen, device)
-    if client.local_steps:
-        size = client.batch_size
-        batches = [
-            (tuple(part[start : start + size] for part in inputs), targets[start : start + size])
-            for start in range(0, client.samples, size)
-        ]
-        update = local_update(model, batches, client.training, loss=loss, seed=seed + number)
-        return SentUpdate(chosen, inputs, ClientStep(update, ()), observe(model, layer, inputs, seed=seed + number))
-    shortcuts = shortcuts or Shortcuts()
-    step = shortcuts.step(model, layer, inputs, targets, loss=loss, seed=seed + number)
-    exposure = step.exposures[0]
-    assert exposure.above is not None
-    features, above = exposure.inputs, exposure.above
-    if len(features) > len(chosen):
-        # Positions that send nothing back are not in the answer.
-        sends = exposure.active.any(0)
-        sends = sends if bool(sends.any()) else torch.ones_like(sends)
-        features, above = features[sends], above[:, sends]
-    return SentUpdate(chosen, inputs, step, Observation(features, above), centred=_is_centred(exposure.shares))
-
-
-CENTRED = 1e-4
-"""Sums of a row's shares below this part of their sizes are rounding: a norm behind the layer takes their mean away."""
-
-
-def _is_centred(shares: Tensor) -> bool:
-    size = shares.abs().sum(1)
-    alive = size > 0
-    small = shares.sum(1).abs()[alive] < CENTRED * size[alive]
-    return bool(alive.any()) and shares.shape[1] > 1 and float(small.double().mean()) > 0.9
-
-
-def read_answer(
+def read_update(
     mounted: Mounted,
-    answer: SentUpdate,
+    sent: SentUpdate,
     samples: Samples,
     client: Client,
     loss: Loss,
@@ -140,17 +71,17 @@ def read_answer(
     seed: int = 0,
     elsewhere: SentUpdate | None = None,
 ) -> Trial:
-    """What a server reads of an answer, with a defence of the client's if there is one."""
-    step = answer.step if defence is None else defence.apply(answer.step, generator(seed, "defence", defence.name))
+    """What a server reads of an update, with a defence of the client's if there is one."""
+    step = sent.step if defence is None else defence.apply(sent.step, generator(seed, "defence", defence.name))
     update = _rounded(step.update, client.precision)
     if client.local_steps:
         update = without_decay(update, mounted.model, client.training, client.local_steps * client.training.epochs)
     targets: Literal["classes", "numbers"] = "numbers" if samples.targets.is_floating_point() else "classes"
     how = Reading(loss=loss, targets=targets, rounding=ROUNDINGS[client.precision], seed=seed)
-    exact = in_sample_space(mounted, answer.inputs)
+    exact = in_sample_space(mounted, sent.inputs)
     truth, others = (
         None if a is None else truth_of(mounted, a.inputs, a.seen.features, samples, exact=exact)
-        for a in (answer, elsewhere)
+        for a in (sent, elsewhere)
     )
     assert truth is not None
     candidates = read_in_space(mounted, update, samples, how, exact=exact)
@@ -162,22 +93,22 @@ def read_answer(
     for threshold in reversed(THRESHOLDS):
         recovery = recoveries[threshold]
         shown[recovery.recovered] = read[recovery.candidate[recovery.recovered]].to(shown)
-    arrived = mounted.carrier.arrived(answer.seen.features).cpu()
+    arrived = mounted.carrier.arrived(sent.seen.features).cpu()
     proven = None if candidates.certified is None else int(candidates.certified.sum())
     return Trial(
-        leakage(answer.seen.fired.cpu()),
+        leakage(sent.seen.fired.cpu()),
         recoveries,
         truth,
         shown,
         arrived,
-        answer.chosen,
+        sent.chosen,
         exact,
         proven,
         unit,
         span,
         others,
         up_to_factor=mounted.carrier.reference is not None,
-        centred=answer.centred and mounted.carrier.norm is None,
+        centred=sent.centred and mounted.carrier.norm is None,
     )
 
 

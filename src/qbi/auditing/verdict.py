@@ -29,7 +29,7 @@ def _reads(worst: "AttackOutcome", result: "AuditResult") -> str:
     if worst.recall == 0:
         threshold = next(t for t in THRESHOLDS if worst.reads_at(t))
         return (
-            f"A server that {worst.deed} reads {percent(worst.recovered[threshold].mean)} % of {worst.unit} {threshold_words(threshold, result.kind)}{factor} "
+            f"A server that {worst.action} reads {percent(worst.recovered[threshold].mean)} % of {worst.unit} {threshold_words(threshold, result.kind)}{factor} "
             f"(a guess: {100 * worst.guessed.get(threshold, 0.0):.0f} %), none exactly, through “{worst.layer}”."
         )
     count = worst.recall * samples
@@ -39,7 +39,7 @@ def _reads(worst: "AttackOutcome", result: "AuditResult") -> str:
         what = f"{count:.1f} of {samples} samples, exactly{factor}"
     else:
         what = f"what is left of {count:.1f} of {samples} samples at this layer{factor}"
-    return f"A server that {worst.deed} reads {what} (R = {percent(worst.recall)} %), through “{worst.layer}”."
+    return f"A server that {worst.action} reads {what} (R = {percent(worst.recall)} %), through “{worst.layer}”."
 
 
 def _pictures(result: "AuditResult") -> str:

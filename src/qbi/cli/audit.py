@@ -168,7 +168,7 @@ def _end(result: "AuditResult", fail_above: float | None) -> None:
 
 def _list(attacks: "Iterable[type[Attack]]") -> None:
     for known in attacks:
-        console.print(f"{known.key}: a server that {known.deed}", markup=False, highlight=False)
+        console.print(f"{known.key}: a server that {known.action}", markup=False, highlight=False)
 
 
 def _spare(attacks: "list[type[Attack]]", batch_size: int, neurons: int) -> int:
@@ -224,9 +224,9 @@ def _show(result: "AuditResult", out: Path) -> None:
         measures.add_row(plain(f"{missing.attack}, {missing.layer}"), "not tested", "–", "–", "–")
     console.print(measures)
     console.print(plain(result.verdict), style="bold", highlight=False)
-    for side in result.beside:
+    for side in result.side_information:
         console.print(
-            plain(f"Beside: {side.what}, {side.layer}: {percent(side.share)} % ({side.note})."), highlight=False
+            plain(f"Also: {side.what}, {side.layer}: {percent(side.share)} % ({side.note})."), highlight=False
         )
     for line in result.advice:
         console.print(plain(f"• {line}"), highlight=False)

@@ -26,7 +26,7 @@ BatchSize = Annotated[int, typer.Option(min=2, help="Samples in the client's bat
 Batches = Annotated[int, typer.Option(min=1, help="Batches to try, each with fresh rows.")]
 Loss = Annotated[str, typer.Option(help="auto, cross-entropy, bce, mse, or module:function.")]
 LocalSteps = Annotated[
-    int, typer.Option(min=0, help="Local steps before the client answers with its weights; 0: it sends a gradient.")
+    int, typer.Option(min=0, help="Local steps before the client sends its weights; 0: it sends a gradient.")
 ]
 Optimiser = Annotated[Literal["sgd", "momentum", "adam"], typer.Option(help="Of the local steps.")]
 LearningRate = Annotated[float, typer.Option(help="Of the local steps.")]

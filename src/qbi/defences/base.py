@@ -108,7 +108,7 @@ def change_rows(step: ClientStep, change: Callable[[Exposure, Tensor, Tensor], t
     gradients = dict(step.update.gradients)
     for exposure in step.exposures:
         weight, bias = f"{exposure.layer}.weight", f"{exposure.layer}.bias"
-        summed = exposure.shares.sum(1)
+        summed = exposure.backprops.sum(1)
         gradients[weight], changed = change(exposure, gradients[weight], gradients.get(bias, summed))
         if bias in gradients:
             gradients[bias] = changed

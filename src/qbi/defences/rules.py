@@ -47,7 +47,7 @@ class RowRule:
 
     def unsafe_rows(self, exposure: Exposure) -> Bool[Tensor, " n"]:
         """Which rows to drop; a rule of its own drops none."""
-        return torch.zeros_like(exposure.shares[:, 0], dtype=torch.bool)
+        return torch.zeros_like(exposure.backprops[:, 0], dtype=torch.bool)
 
     def apply(self, step: ClientStep, generator: Draws) -> ClientStep:  # noqa: ARG002
         """Drop the unsafe rows of exposed layers."""
@@ -92,7 +92,7 @@ class DropDominated(RowRule):
 
     def unsafe_rows(self, exposure: Exposure) -> Bool[Tensor, " n"]:
         """One sample outweighs the others."""
-        sizes = exposure.shares.abs()
+        sizes = exposure.backprops.abs()
         return sizes.amax(1) > self.share * sizes.sum(1) if self.share < 1 else torch.zeros_like(sizes[:, 0]) > 0
 
 

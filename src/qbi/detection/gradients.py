@@ -13,13 +13,13 @@ from qbi.exposure import Exposure
 
 def layer_dsnr(exposure: Exposure) -> float:
     """The largest share that one sample has in the whole layer's gradient, over all the others; infinite if alone."""
-    sizes = exposure.shares.double().norm(dim=0) * exposure.inputs.double().norm(dim=1)
+    sizes = exposure.backprops.double().norm(dim=0) * exposure.inputs.double().norm(dim=1)
     return float(_dsnr(sizes[None])[0])
 
 
 def row_dsnr(exposure: Exposure) -> Float[Tensor, " n"]:
     """The same for every row; 0 for rows that no sample reaches, infinite for rows with one sample."""
-    return _dsnr(exposure.shares.double().abs() * exposure.inputs.double().norm(dim=1))
+    return _dsnr(exposure.backprops.double().abs() * exposure.inputs.double().norm(dim=1))
 
 
 def _dsnr(sizes: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from qbi.calling import call_with
+from qbi.calling import as_client, hooked
 from qbi.errors import CannotRead
 from qbi.records import Leakage
 
@@ -64,19 +64,9 @@ def observe(model: nn.Module, layer: str, inputs: Tensor | tuple[Tensor, ...], *
         features, fired = arrived[0].detach(), out.detach() > 0
         caught.append(Observation(features.reshape(-1, features.shape[-1]), fired.reshape(-1, fired.shape[-1]).T))
 
-    hook = model.get_submodule(layer).register_forward_hook(watch)
-    buffers = {name: b.clone() for name, b in model.named_buffers()}
-    was_training = model.training
-    try:
-        model.train()
-        first = inputs[0] if isinstance(inputs, tuple) else inputs
-        with torch.no_grad(), torch.random.fork_rng(devices=[first.device] if first.device.type == "cuda" else []):
-            # The same seed as in a client's step: dropout falls on the same values.
-            torch.manual_seed(seed)
-            call_with(model, buffers, inputs if isinstance(inputs, tuple) else (inputs,))
-    finally:
-        model.train(was_training)
-        hook.remove()
+    # The same seed as in a client's step: dropout falls on the same values.
+    with hooked(after={model.get_submodule(layer): watch}), as_client(model, seed=seed), torch.no_grad():
+        model(*(inputs if isinstance(inputs, tuple) else (inputs,)))
     if not caught:
         raise CannotRead(f"{layer}: it did not run in this pass; there is nothing to see of it.")
     return Observation(torch.cat([c.features for c in caught]), torch.cat([c.fired for c in caught], 1))

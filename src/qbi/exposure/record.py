@@ -23,14 +23,14 @@ class Exposure:
 
     layer: str
     inputs: Float[Tensor, "b m"]
-    shares: Float[Tensor, "n b"]
+    backprops: Float[Tensor, "n b"]
     above: Bool[Tensor, "n b"] | None = None
     """Which pre-activations lie above zero, where that was watched."""
 
     @property
     def active(self) -> Bool[Tensor, "n b"]:
         """Which samples send anything through which row."""
-        return self.shares != 0
+        return self.backprops != 0
 
     @property
     def counts(self) -> Int[Tensor, " n"]:
@@ -55,12 +55,12 @@ class Exposure:
 
 def row_errors(exposure: Exposure) -> Float64[Tensor, "n b"]:
     """Mean squared error between each row's quotient and each sample; infinite for rows without a quotient."""
-    return _mixture_errors(exposure.shares.double(), gram(exposure.inputs), exposure.inputs.shape[1])
+    return _mixture_errors(exposure.backprops.double(), gram(exposure.inputs), exposure.inputs.shape[1])
 
 
-def _mixture_errors(shares: Tensor, matrix: Tensor, features: int) -> Float64[Tensor, "n b"]:
-    total = shares.sum(1, keepdim=True)
-    weights = shares / total
+def _mixture_errors(backprops: Tensor, matrix: Tensor, features: int) -> Float64[Tensor, "n b"]:
+    total = backprops.sum(1, keepdim=True)
+    weights = backprops / total
     own = (weights @ matrix * weights).sum(1, keepdim=True)
     errors = (own - 2 * weights @ matrix + matrix.diagonal()) / features
     return torch.where((total != 0) & weights.isfinite().all(1, keepdim=True), errors.clamp_min(0), torch.inf)
@@ -88,7 +88,7 @@ MOST_ROWS = 2**12
 
 def count_leaks(exposure: Exposure, *, threshold: Threshold = EXACT) -> Leak:
     """The samples that single rows give away, named."""
-    rows, samples = exposure.shares.shape
+    rows, samples = exposure.backprops.shape
     if rows * samples * samples > MOST_WORK:
         return _leaks_of_the_heaviest(exposure, threshold)
     near = row_errors(exposure) < threshold.largest_error(_range(exposure))
@@ -97,14 +97,14 @@ def count_leaks(exposure: Exposure, *, threshold: Threshold = EXACT) -> Leak:
 
 def _leaks_of_the_heaviest(exposure: Exposure, threshold: Threshold) -> Leak:
     """The same, at the cost of the gradient itself: a row gives away the sample that weighs most in it, or none but its copies."""
-    rows, samples = exposure.shares.shape
-    found = torch.zeros(samples, dtype=torch.bool, device=exposure.shares.device)
-    leaking = torch.zeros(rows, dtype=torch.bool, device=exposure.shares.device)
+    rows, samples = exposure.backprops.shape
+    found = torch.zeros(samples, dtype=torch.bool, device=exposure.backprops.device)
+    leaking = torch.zeros(rows, dtype=torch.bool, device=exposure.backprops.device)
     most = threshold.largest_error(_range(exposure))
     for block in torch.arange(rows, device=found.device).split(max(1, MOST_WORK // (64 * exposure.inputs.shape[1]))):
-        shares = exposure.shares[block]
-        heaviest = shares.abs().argmax(1)
-        quotients = (shares @ exposure.inputs) / shares.sum(1, keepdim=True)
+        backprops = exposure.backprops[block]
+        heaviest = backprops.abs().argmax(1)
+        quotients = (backprops @ exposure.inputs) / backprops.sum(1, keepdim=True)
         near = (quotients - exposure.inputs[heaviest]).square().mean(1) < most
         found[heaviest[near]] = True
         leaking[block[near]] = True
@@ -126,12 +126,12 @@ def difference_leaks(exposure: Exposure, *, threshold: Threshold = EXACT) -> Boo
     longer of the two. Benign rows rarely come that close, since their outgoing weights differ; only pairs that do are
     worked out. Combinations of three rows or more are not seen, and neither are pairs in layers of more than 4096 rows.
     """
-    rows, samples = exposure.shares.shape
+    rows, samples = exposure.backprops.shape
     if rows > MOST_ROWS or rows * rows * samples > 64 * MOST_WORK:
-        return torch.zeros(samples, dtype=torch.bool, device=exposure.shares.device)
-    shares = exposure.shares.double()
-    norms = shares.square().sum(1)
-    apart = norms[:, None] + norms - 2 * shares @ shares.T
+        return torch.zeros(samples, dtype=torch.bool, device=exposure.backprops.device)
+    backprops = exposure.backprops.double()
+    norms = backprops.square().sum(1)
+    apart = norms[:, None] + norms - 2 * backprops @ backprops.T
     longer = torch.maximum(norms[:, None], norms)
     alike = (apart <= (1 + 1e-9) * longer) & (apart > 1e-12 * longer) & (torch.minimum(norms[:, None], norms) > 0)
     first, second = alike.triu(1).nonzero(as_tuple=True)
@@ -140,6 +140,6 @@ def difference_leaks(exposure: Exposure, *, threshold: Threshold = EXACT) -> Boo
         closest = (apart / longer)[first, second].topk(most, largest=False).indices
         first, second = first[closest], second[closest]
     if len(first) == 0:
-        return torch.zeros(shares.shape[1], dtype=torch.bool, device=shares.device)
-    errors = _mixture_errors(shares[first] - shares[second], gram(exposure.inputs), exposure.inputs.shape[1])
+        return torch.zeros(backprops.shape[1], dtype=torch.bool, device=backprops.device)
+    errors = _mixture_errors(backprops[first] - backprops[second], gram(exposure.inputs), exposure.inputs.shape[1])
     return (errors < threshold.largest_error(_range(exposure))).any(0)

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from qbi.calling import hooked
 from qbi.errors import BadValue
 from qbi.exposure.record import Exposure
 
@@ -25,28 +26,28 @@ class Watch:
 
     def __init__(self) -> None:
         self.inputs: dict[str, list[Tensor]] = {}
-        self.shares: dict[str, list[Tensor | None]] = {}
+        self.backprops: dict[str, list[Tensor | None]] = {}
         self.above: dict[str, list[Tensor]] = {}
 
     def clear(self) -> None:
         """Forget the last pass."""
         self.inputs.clear()
-        self.shares.clear()
+        self.backprops.clear()
         self.above.clear()
 
     def exposure(self, name: str) -> Exposure:
         """The exposure of one layer; several calls (steps of time, gradient accumulation) stand one after another."""
-        returned = self.shares.get(name, [])
+        returned = self.backprops.get(name, [])
         if all(share is None for share in returned):
             raise BadValue(
                 f"{name}: no forward and backward pass was seen there; the loss does not depend on it (of several outputs, the first is trained on)."
             )
         above = self.above[name]
-        shares = [
+        backprops = [
             torch.zeros(a.shape).to(self.inputs[name][0]) if s is None else s
             for s, a in zip(returned, above, strict=True)
         ]
-        return Exposure(name, torch.cat(self.inputs[name]), torch.cat(shares).T, torch.cat(above).T)
+        return Exposure(name, torch.cat(self.inputs[name]), torch.cat(backprops).T, torch.cat(above).T)
 
     def catch(self, name: str, arrived: Tensor, out: Tensor) -> Tensor:
         """Keep a layer's input, and its output's gradient as soon as it is known; what to go on with, which may be written over."""
@@ -54,7 +55,7 @@ class Watch:
             return out
         self.inputs.setdefault(name, []).append(arrived.detach().reshape(-1, arrived.shape[-1]))
         self.above.setdefault(name, []).append(out.detach().reshape(-1, out.shape[-1]) > 0)
-        kept = self.shares.setdefault(name, [])
+        kept = self.backprops.setdefault(name, [])
         place = len(kept)
         kept.append(None)
 
@@ -69,14 +70,7 @@ class Watch:
 def watched(model: nn.Module, names: Sequence[str]) -> Iterator[Watch]:
     """Watch the named layers inside the block."""
     watch = Watch()
-    hooks = [
-        model.get_submodule(name).register_forward_hook(
-            lambda _m, arrived, out, name=name: watch.catch(name, arrived[0], out)
-        )
-        for name in names
-    ]
-    try:
+    modules = {model.get_submodule(name): name for name in names}
+    catch = lambda module, arrived, out: watch.catch(modules[module], arrived[0], out)  # noqa: E731
+    with hooked(after=dict.fromkeys(modules, catch)):
         yield watch
-    finally:
-        for hook in hooks:
-            hook.remove()

@@ -1,8 +1,8 @@
 """Cascade: a sample that was read explains its part of every row, and is taken out of all of them.
 
 Run through the model that was sent, a candidate x with a label gives its share of *every* row's bias gradient. A true one passes
-two tests that need no truth: its share of the row it was read from is that row's bias gradient, and its vector of shares
-lies in the space that the whole answer spans. Then its contribution is subtracted everywhere, rows with two samples become
+two tests that need no truth: its share of the row it was read from is that row's bias gradient, and its vector of backprops
+lies in the space that the whole update spans. Then its contribution is subtracted everywhere, rows with two samples become
 rows with one, and it goes on. After every step the found samples are fitted together to all rows that they explain, so
 that rounding does not grow along the cascade. See `docs/strongest-server.md`.
 """
@@ -62,21 +62,21 @@ def expected_noise(system: System, found: Recovered) -> Float64[Tensor, " n"]:
     own: Tensor = system.sketch.norm(dim=1) / count
     if len(found):
         size = (found.coefficients @ system.sketch).norm(dim=1) / count
-        own = own + (found.shares.square().T @ size.square()).sqrt()
+        own = own + (found.backprops.square().T @ size.square()).sqrt()
     return system.rounding * own
 
 
 def _next(system: System, tail: Tail, found: Recovered) -> Recovered | None:
     """The certified samples of rows in which one stands alone now, the strongest of them."""
-    left = system.bias - found.shares.T @ (found.coefficients @ system.bias)
+    left = system.bias - found.backprops.T @ (found.coefficients @ system.bias)
     noise = expected_noise(system, found)
     rows = (left.abs() > ABOVE_NOISE * noise).nonzero()[:, 0]
     if len(rows) == 0:
         return None
     error = noise[rows] / left[rows].abs()
-    taken = found.shares.T[rows]
+    taken = found.backprops.T[rows]
     z = (system.products[rows] - taken @ (found.coefficients @ system.products)) / left[rows, None]
-    labels, pulls, miss = tail.explain(z, rows, left[rows], system)
+    labels, output_grads, miss = tail.explain(z, rows, left[rows], system)
     chosen = (miss < row_bound(system, error)).nonzero()[:, 0]
     if len(chosen) == 0:
         return None
@@ -84,18 +84,18 @@ def _next(system: System, tail: Tail, found: Recovered) -> Recovered | None:
     chosen, support = distinct(z, chosen, found.coefficients @ system.products, error)
     if len(chosen) == 0:
         return None
-    shares = tail.shares(z[chosen], pulls[chosen])
-    fine = certified(system, shares, error[chosen], support, alone=tail.pins_values)
-    chosen, shares = chosen[fine], shares[fine]
+    backprops = tail.backprops(z[chosen], output_grads[chosen])
+    fine = certified(system, backprops, error[chosen], support, alone=tail.pins_values)
+    chosen, backprops = chosen[fine], backprops[fine]
     if len(chosen) == 0:
         return None
     # Weak ones wait: what is found first makes their rows clearer.
     strong = error[chosen] <= max(1e-5, 4 * float(error[chosen].min()))
-    chosen, shares = chosen[strong], shares[strong]
+    chosen, backprops = chosen[strong], backprops[strong]
     coefficients = -taken[chosen] @ found.coefficients
     coefficients[torch.arange(len(chosen), device=rows.device), rows[chosen]] += 1
     coefficients /= left[rows[chosen], None]
-    return Recovered(coefficients, shares, labels[chosen], pulls[chosen], rows[chosen])
+    return Recovered(coefficients, backprops, labels[chosen], output_grads[chosen], rows[chosen])
 
 
 def row_bound(system: System, error: Float64[Tensor, " k"]) -> Float64[Tensor, " k"]:
@@ -105,13 +105,13 @@ def row_bound(system: System, error: Float64[Tensor, " k"]) -> Float64[Tensor, "
 
 def certified(
     system: System,
-    shares: Float64[Tensor, "k n"],
+    backprops: Float64[Tensor, "k n"],
     error: Float64[Tensor, " k"],
     support: Int[Tensor, " k"],
     *,
     alone: bool = True,
 ) -> Bool[Tensor, " k"]:
-    """Whether each vector of shares is one that the answer allows.
+    """Whether each vector of backprops is one that the update allows.
 
     With as many samples as rows every vector is allowed; then, and where one row `alone` is not to be trusted, two rows must
     have given the same sample to within their error.
@@ -120,7 +120,7 @@ def certified(
     if not system.tells_samples_apart:
         return agreed
     bound = (FLOOR * system.rounding + SPACE_MARGIN * error).clamp_max(LOOSEST)
-    return (system.outside(shares) < bound) & (agreed | alone)
+    return (system.outside(backprops) < bound) & (agreed | alone)
 
 
 def distinct(
@@ -143,14 +143,16 @@ def distinct(
 
 
 def refit(system: System, tail: Tail, found: Recovered) -> Recovered:
-    """Fit all found samples together to the rows that they explain, and take their shares anew from the model."""
+    """Fit all found samples together to the rows that they explain, and take their backprops anew from the model."""
     for _ in range(REFITS):
         fitted = _fit(system, found)
         if fitted is None:
             break
         z = fitted @ system.products
-        pulls = tail.pulls(z, found.labels, found.pulls, system)
-        found = replace(found, coefficients=fitted, pulls=pulls, shares=tail.shares(z, pulls))
+        output_grads = tail.output_grads(z, found.labels, found.output_grads, system)
+        found = replace(
+            found, coefficients=fitted, output_grads=output_grads, backprops=tail.backprops(z, output_grads)
+        )
     return found
 
 
@@ -158,16 +160,16 @@ def _fit(system: System, found: Recovered) -> Float64[Tensor, "s n"] | None:
     """Least squares with each row weighted by its rounding; None where the rows do not determine the samples."""
     sketches = found.coefficients @ system.sketch
     noise = expected_noise(system, found)
-    residual = (system.sketch - found.shares.T @ sketches).norm(dim=1) / system.sketch.shape[1] ** 0.5
+    residual = (system.sketch - found.backprops.T @ sketches).norm(dim=1) / system.sketch.shape[1] ** 0.5
     ratio = residual / noise.clamp_min(1e-300)
-    touched = (found.shares != 0).any(0)
+    touched = (found.backprops != 0).any(0)
     whole = len(found) >= system.rank
     explained = touched if whole else touched & (ratio < EXPLAINED)
     if int(explained.sum()) < len(found):
         return None
     usual = max(1.0, float(ratio[explained].median()))
     weights = 1 / (noise * (ratio / usual).clamp_min(1.0))[explained]
-    scaled = found.shares[:, explained] * weights
+    scaled = found.backprops[:, explained] * weights
     solution = _pseudo_inverse(scaled)
     if solution is None:
         return None
@@ -179,7 +181,7 @@ def _fit(system: System, found: Recovered) -> Float64[Tensor, "s n"] | None:
 
 def explains_everything(system: System, found: Recovered) -> bool:
     """Whether nothing but rounding is left of the rows; a few may hold a sample that stands on the very edge of firing."""
-    left = system.sketch - found.shares.T @ (found.coefficients @ system.sketch)
+    left = system.sketch - found.backprops.T @ (found.coefficients @ system.sketch)
     ratio = left.norm(dim=1) / system.sketch.shape[1] ** 0.5 / expected_noise(system, found).clamp_min(1e-300)
     return bool(ratio.quantile(NEARLY_ALL) < EXPLAINED)
 

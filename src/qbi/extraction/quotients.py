@@ -51,7 +51,7 @@ def extract(
         sent: the model as the server sent it.
         layer: the path of the linear layer that is read.
         carrier: how samples arrive there.
-        update: the client's answer.
+        update: the client's update.
         public: statistics of the domain, to undo LayerNorm.
         keep_normalised: leave the samples as the layer saw them.
         rounding: the relative error of the gradients, if it is not that of their type.

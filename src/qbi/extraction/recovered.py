@@ -12,11 +12,11 @@ from qbi.extraction.system import System
 
 @runtime_checkable
 class Tail(Protocol):
-    """What the sent model makes of the layer's pre-activations: the shares that a sample has in each row."""
+    """What the sent model makes of the layer's pre-activations: the backprops that a sample has in each row."""
 
     @property
     def pins_values(self) -> bool:
-        """Whether shares tell a sample from one that fires the same neurons; else two rows must agree on it."""
+        """Whether backprops tell a sample from one that fires the same neurons; else two rows must agree on it."""
         ...
 
     def explain(
@@ -25,25 +25,25 @@ class Tail(Protocol):
         """The label that explains a share `wanted` in one row, what it sends back from the outputs, and the relative miss."""
         ...
 
-    def pulls(
+    def output_grads(
         self, z: Float64[Tensor, "k n"], labels: Int[Tensor, " k"], before: Float64[Tensor, "k o"], system: System
     ) -> Float64[Tensor, "k o"]:
         """What samples of known labels send back from the outputs."""
         ...
 
-    def shares(self, z: Float64[Tensor, "k n"], pulls: Float64[Tensor, "k o"]) -> Float64[Tensor, "k n"]:
+    def backprops(self, z: Float64[Tensor, "k n"], output_grads: Float64[Tensor, "k o"]) -> Float64[Tensor, "k n"]:
         """What that amounts to in each row."""
         ...
 
 
 @dataclass(frozen=True)
 class Recovered:
-    """Samples as combinations of rows, with their shares of each row, in the order in which they were found."""
+    """Samples as combinations of rows, with their backprops in each row, in the order in which they were found."""
 
     coefficients: Float64[Tensor, "s n"]
-    shares: Float64[Tensor, "s n"]
+    backprops: Float64[Tensor, "s n"]
     labels: Int[Tensor, " s"]
-    pulls: Float64[Tensor, "s o"]
+    output_grads: Float64[Tensor, "s o"]
     rows: Int[Tensor, " s"]
     """The row each was read from."""
 
@@ -54,9 +54,9 @@ class Recovered:
         """Both together."""
         return Recovered(
             torch.cat([self.coefficients, other.coefficients]),
-            torch.cat([self.shares, other.shares]),
+            torch.cat([self.backprops, other.backprops]),
             torch.cat([self.labels, other.labels]),
-            torch.cat([self.pulls, other.pulls]),
+            torch.cat([self.output_grads, other.output_grads]),
             torch.cat([self.rows, other.rows]),
         )
 

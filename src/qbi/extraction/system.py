@@ -1,6 +1,6 @@
-"""An update as a linear system, seen from the server: what it knows of the client's shares without knowing a single sample.
+"""An update as a linear system, seen from the server: what it knows of the client's backprops without knowing a single sample.
 
-A layer's gradients are G = δX and g = δ1, with δ the N×B matrix of shares and X the batch. Whatever the server reads is a
+A layer's gradients are G = δX and g = δ1, with δ the N×B matrix of backprops and X the batch. Whatever the server reads is a
 combination of the rows of G: a sample is cᵀG with cᵀg = 1, and its pre-activations are cᵀ(GWᵀ + g bᵀ). So decoding never
 touches the M values of a sample: it works with coefficients c, with the N×N products of rows and weights, and with a few random
 projections of the rows. The samples themselves are formed once, at the end.
@@ -30,7 +30,7 @@ Memory grows with their square.
 """
 
 FEWEST_CONDITIONS = 4
-"""Rows beyond the number of samples below which the space of shares proves nothing."""
+"""Rows beyond the number of samples below which the space of backprops proves nothing."""
 
 SPARE = 48
 """Random projections beyond the number of samples, in which the fall of the singular values is seen."""
@@ -47,7 +47,7 @@ CHUNK = 8192
 
 @dataclass(frozen=True)
 class System:
-    """What the server holds of one layer in one answer, on the processor."""
+    """What the server holds of one layer in one update, on the processor."""
 
     kept: Tensor
     """Which rows of the layer stand here."""
@@ -60,7 +60,7 @@ class System:
     sizes: Float64[Tensor, " n"]
     """Sizes of the rows, as random projections give them."""
     basis: Float64[Tensor, "n r"]
-    """An orthonormal basis of the space of shares, each row in units of its size."""
+    """An orthonormal basis of the space of backprops, each row in units of its size."""
     gap: float
     """How far the singular values fall behind the rank."""
     rounding: float
@@ -68,7 +68,7 @@ class System:
 
     @property
     def rank(self) -> int:
-        """How many samples the answer holds, as far as they are independent."""
+        """How many samples the update holds, as far as they are independent."""
         return self.basis.shape[1]
 
     @property
@@ -78,12 +78,12 @@ class System:
 
     @property
     def tells_samples_apart(self) -> bool:
-        """Whether there are enough more rows than samples: only then is the space of shares a condition to be met."""
+        """Whether there are enough more rows than samples: only then is the space of backprops a condition to be met."""
         return self.rank + FEWEST_CONDITIONS <= self.rows
 
-    def outside(self, shares: Float64[Tensor, "k n"]) -> Float64[Tensor, " k"]:
-        """How much of each vector of shares lies outside the space of those that the answer allows, relative to its size."""
-        scaled = shares / self.sizes
+    def outside(self, backprops: Float64[Tensor, "k n"]) -> Float64[Tensor, " k"]:
+        """How much of each vector of backprops lies outside the space of those that the update allows, relative to its size."""
+        scaled = backprops / self.sizes
         rest = scaled - (scaled @ self.basis) @ self.basis.T
         part: Tensor = rest.norm(dim=1) / scaled.norm(dim=1).clamp_min(1e-300)
         return part
@@ -98,7 +98,7 @@ def build_system(
     rounding: float | None = None,
     most_samples: int | None = None,
 ) -> System:
-    """Multiply the gradients with the weights that were sent, find the rank, and take a basis of the space of shares."""
+    """Multiply the gradients with the weights that were sent, find the rank, and take a basis of the space of backprops."""
     if not (is_finite(weight_gradient) and is_finite(bias_gradient)):
         raise CannotRead("update: its gradients have NaN or infinite values; nothing can be read from them.")
     kept = _chosen(bias_gradient, most_samples)
@@ -132,7 +132,7 @@ def _chosen(bias_gradient: Tensor, most_samples: int | None) -> Tensor:
 def _multiply(gradient: Tensor, weight: Tensor, kept: Tensor, directions: int) -> tuple[Tensor, Tensor]:
     """GWᵀ and random projections of G, over chunks of columns added up in float64.
 
-    The space of shares is taken from projections of the rows rather than from their inner products, whose rounding would be
+    The space of backprops is taken from projections of the rows rather than from their inner products, whose rounding would be
     that of the squares.
     """
     count, width = len(kept), gradient.shape[1]

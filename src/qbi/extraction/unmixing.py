@@ -1,10 +1,10 @@
-"""Unmixing: an honest model gives whole batches away, because a rectifier silences about half of each sample's shares.
+"""Unmixing: an honest model gives whole batches away, because a rectifier silences about half of each sample's backprops.
 
-The space of shares is known from the answer alone, up to a B×B mixing: a sample's shares are basis·q. Half of them are zero, and
+The space of backprops is known from the update alone, up to a B×B mixing: a sample's backprops are basis·q. Half of them are zero, and
 which half the server can foretell as soon as it roughly knows the sample, since it knows the weights it sent. So:
 
 1. *Start*: independent components of what the rows span (for images of their derivatives) resemble the samples; where nothing
-   is known of the data, directions with many small shares are sought by reweighted least squares.
+   is known of the data, directions with many small backprops are sought by reweighted least squares.
 2. *Pattern*: run a rough sample through the layer; the rows that it leaves most clearly silent must be zeros of basis·q,
    and more of them than there are unknowns determine q exactly.
 3. *Complement*: what is left when the found directions are projected out is a mixture of the missing samples only, and a
@@ -53,7 +53,7 @@ MOST_BY_SPARSITY = 64
 
 @dataclass(frozen=True)
 class Unmixed:
-    """Directions of the space of shares that were found, and the rough ones in the place of the others."""
+    """Directions of the space of backprops that were found, and the rough ones in the place of the others."""
 
     exact: Float64[Tensor, "r f"]
     rough: Float64[Tensor, "r u"]
@@ -74,7 +74,7 @@ def unmix(
     known: Float64[Tensor, "s n"] | None = None,
     seed: int = 0,
 ) -> Unmixed:
-    """Find each sample's direction. `known` are shares that are certain already; `shape` is that of a sample."""
+    """Find each sample's direction. `known` are backprops that are certain already; `shape` is that of a sample."""
     basis, rank = system.basis, system.rank
     spanned = _spanned(system, gradient)
     to_activations = basis.T @ (system.products / system.sizes[:, None])
@@ -99,21 +99,21 @@ def unmix(
         before = exact.shape[1]
         exact, rough = _sort_out(exact, found, zeros, system)
         if missing == 1 and exact.shape[1] == before:
-            # The last one is what is left, however weak its shares are; the model has the last word on it.
+            # The last one is what is left, however weak its backprops are; the model has the last word on it.
             exact = torch.cat([exact, found[:, :1]], 1)
         fruitless = 0 if exact.shape[1] > before else fruitless + 1
     return Unmixed(exact, rough[:, : rank - exact.shape[1]], estimates[estimates.isfinite().all(1)])
 
 
 def coefficients_of(system: System, directions: Float64[Tensor, "r r"]) -> tuple[Tensor, Tensor] | None:
-    """Samples as combinations of rows, and their shares, from a full set of directions; None where it is singular."""
+    """Samples as combinations of rows, and their backprops, from a full set of directions; None where it is singular."""
     inverse, failed = torch.linalg.inv_ex(directions)
     if bool(failed) or not bool(inverse.isfinite().all()):
         return None
     coefficients = inverse @ system.basis.T / system.sizes
     scale = coefficients @ system.bias
-    shares = (system.basis @ directions).T * system.sizes * scale[:, None]
-    return coefficients / scale[:, None], shares
+    backprops = (system.basis @ directions).T * system.sizes * scale[:, None]
+    return coefficients / scale[:, None], backprops
 
 
 def by_pattern(
@@ -143,7 +143,7 @@ def by_pattern(
 def by_sparsity(
     basis: Float64[Tensor, "n r"], starts: int, draws: torch.Generator, *, rounds: int = 30
 ) -> tuple[Float64[Tensor, "r k"], Int[Tensor, " k"]]:
-    """Directions with many small shares, from random starts: least absolute sums by reweighted least squares."""
+    """Directions with many small backprops, from random starts: least absolute sums by reweighted least squares."""
     rows, rank = basis.shape
     pairs = _pairs(basis)
     q = _units(torch.randn(rank, starts, generator=draws, dtype=torch.float64).to(basis))

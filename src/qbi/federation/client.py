@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from qbi.calling import call_with
+from qbi.calling import as_client, call_with
 from qbi.errors import BadValue
 from qbi.records import Update
 
@@ -80,22 +80,12 @@ def client_step(
     }
     if not any(p.requires_grad for p in parameters.values()):
         raise BadValue("client step: no parameter is trained; set requires_grad on those that are.")
-    buffers = {name: b.detach().clone() for name, b in model.named_buffers()}
-    modes = [(part, part.training) for part in model.modules()]
-    if not as_it_is:
-        model.train()
     given = inputs if isinstance(inputs, tuple) else (inputs,)
-    devices = [given[0].device] if given[0].device.type == "cuda" else []
-    try:
-        with torch.random.fork_rng(devices=devices):
-            torch.manual_seed(seed)
-            outputs = call_with(model, {**parameters, **buffers}, given)
-            value = loss(_first_tensor(outputs), targets)
+    with as_client(model, seed=seed, train=not as_it_is) as buffers:
+        outputs = call_with(model, {**parameters, **buffers}, given)
+        value = loss(_first_tensor(outputs), targets)
         wanted = {name: p for name, p in parameters.items() if p.requires_grad}
         gradients = torch.autograd.grad(value, list(wanted.values()), allow_unused=True)
-    finally:
-        for part, mode in modes:
-            part.training = mode
     if not bool(torch.isfinite(value)):
         raise BadValue(f"client step: the loss is {value.item()}; check the data and the model for NaN or overflow.")
     named = {n: g for n, g in zip(wanted, gradients, strict=True) if g is not None}

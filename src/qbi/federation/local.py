@@ -17,7 +17,7 @@ Optimiser = Literal["sgd", "momentum", "adam"]
 
 @dataclass(frozen=True)
 class LocalTraining:
-    """How a client trains before it answers."""
+    """How a client trains before it sends an update."""
 
     optimiser: Optimiser = "sgd"
     learning_rate: float = 0.1

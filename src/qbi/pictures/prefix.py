@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from qbi.calling import hooked
 from qbi.errors import CannotRead
 
 
@@ -41,15 +42,13 @@ class Prefix:
         def stop(_module: nn.Module, given: tuple[Any, ...]) -> None:
             raise _Arrived(given[0])
 
-        handle = self.model.get_submodule(self.layer).register_forward_pre_hook(stop)
         try:
-            self.model(images)
+            with hooked(before={self.model.get_submodule(self.layer): stop}):
+                self.model(images)
         except _Arrived as found:
             if found.value.dim() != 2 or len(found.value) != len(images):
                 raise CannotRead(f"{self.layer}: it sees positions one by one, not whole images.") from None
             return found.value if self.then is None else self.then(found.value)
-        finally:
-            handle.remove()
         raise CannotRead(f"{self.layer}: the model's pass does not come to it.")
 
     def fingerprint(self, images: Tensor) -> str:

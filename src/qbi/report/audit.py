@@ -89,9 +89,9 @@ def _severity(document: Mapping[str, Any]) -> dict[str, str]:
     if status == "not tested":
         return {"name": "unknown", "chip": "soft", "words": "Part of the model was not tested."}
     if share > 0.1:
-        return {"name": "high", "chip": "exact", "words": "Training samples leave with every answer of a client."}
+        return {"name": "high", "chip": "exact", "words": "Training samples leave with every update of a client."}
     if status == "leaks":
-        return {"name": "medium", "chip": "lossy", "words": "Some samples, or parts of them, leave with an answer."}
+        return {"name": "medium", "chip": "lossy", "words": "Some samples, or parts of them, leave with an update."}
     return {"name": "none found", "chip": "unreachable", "words": "No attack that was tried read anything; others may."}
 
 
@@ -131,7 +131,7 @@ def _leaks(document: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Everything that reads something: attacks, and what leaves a layer without one (tokens of a table)."""
     beside = [
         {"attack": s["what"], "layer": s["layer"], "unit": s["what"], "share": s["share"]}
-        for s in document.get("beside", ())
+        for s in document.get("side_information", ())
         if s["what"] == "tokens" and s["share"] > 0
     ]
     return [*document["attacks"], *beside]

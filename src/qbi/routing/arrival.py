@@ -5,6 +5,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from qbi.calling import Hook, as_client, hooked
 from qbi.carrier import Affine, Carrier, Cause, Change, Normalised, Shortfall, flat
 from qbi.errors import CannotMount
 from qbi.routing.path import BatchNorm, Unreachable
@@ -89,23 +90,15 @@ def check_arrival(model: nn.Module, layer: str, inputs: Inputs, sample: Tensor, 
         return
     caught: list[Tensor] = []
     norms = [model.get_submodule(s.layer) for s in carrier.steps if isinstance(s, Normalised)]
-    hooks = [norm.register_forward_hook(lambda m, given, _out: _affine(m, given[0])) for norm in norms]
-    target = model.get_submodule(layer)
-    hooks.append(target.register_forward_pre_hook(lambda _m, given: caught.append(given[0].detach())))
+    after: dict[nn.Module, Hook] = {norm: lambda m, given, _out: _affine(m, given[0]) for norm in norms}
+    embedded: list[Tensor] = []
     if carrier.embedding is not None:
-        table = model.get_submodule(carrier.embedding)
-        embedded: list[Tensor] = []
-        hooks.append(table.register_forward_hook(lambda _m, _g, out: embedded.append(out.detach())))
-    buffers = {n: b.clone() for n, b in model.named_buffers()}
-    try:
-        # Convolutions on an accelerator round to ten bits by default; what is asked here is whether the layers are right.
-        with torch.no_grad(), torch.backends.cudnn.flags(allow_tf32=False), torch.random.fork_rng(devices=[]):
-            model.train()(*inputs)
-            for name, buffer in model.named_buffers():
-                buffer.copy_(buffers[name])
-    finally:
-        for hook in hooks:
-            hook.remove()
+        after[model.get_submodule(carrier.embedding)] = lambda _m, _g, out: embedded.append(out.detach())
+    before: dict[nn.Module, Hook] = {model.get_submodule(layer): lambda _m, given: caught.append(given[0].detach())}
+    # Convolutions on an accelerator round to ten bits by default; what is asked here is whether the layers are right.
+    exact = torch.backends.cudnn.flags(allow_tf32=False)
+    with hooked(before=before, after=after), as_client(model), torch.no_grad(), exact:
+        model(*inputs)
     truth = flat(embedded[0] if carrier.embedding is not None else sample)
     places = carrier.places.to(truth.device)
     expected = truth[:, places].reshape(-1, places.shape[-1])

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
-from qbi.calling import untouched
+from qbi.calling import as_client
 from qbi.errors import BadValue, CannotMount, first_line
 from qbi.routing.tracers import Inputs, by_export, by_fx, by_hooks
 
@@ -79,7 +79,7 @@ def trace(model: nn.Module, sample: Tensor | Inputs) -> Traced:
 def _try_forward(model: nn.Module, inputs: Inputs) -> None:
     """A model that does not run at all is the user's to mend."""
     try:
-        with untouched(model), torch.no_grad():
+        with as_client(model), torch.no_grad():
             model(*inputs)
     except Exception as problem:
         shapes = ", ".join(str(tuple(i.shape)) for i in inputs)
@@ -99,6 +99,6 @@ def _run(model: nn.Module, graph: fx.Graph, inputs: Inputs) -> dict[fx.Node, Any
             values[n] = pytree.tree_map(lambda v: v.detach().clone() if isinstance(v, Tensor) else v, out)
             return out
 
-    with untouched(model), torch.no_grad():
+    with as_client(model), torch.no_grad():
         Recorder(fx.GraphModule(model, graph), garbage_collect_values=False).run(*inputs)
     return values

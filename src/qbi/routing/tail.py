@@ -94,7 +94,9 @@ def _check(module: nn.Module, label: str) -> None:
         if isinstance(part, BatchNorm) and part.training:
             raise CannotRead(f"{label}: batch normalisation behind the layer mixes the samples; none explains itself.")
         if isinstance(part, nn.modules.dropout._DropoutNd) and part.p > 0 and part.training:
-            raise CannotRead(f"{label}: dropout behind the layer was drawn by the client; shares cannot be foretold.")
+            raise CannotRead(
+                f"{label}: dropout behind the layer was drawn by the client; backprops cannot be foretold."
+            )
 
 
 def first_tensor(out: Any) -> Tensor:

@@ -37,7 +37,7 @@ def targets(traced: Traced) -> list[Target]:
     found: dict[str, Target] = {}
     for node in traced.graph.nodes:
         module = traced.module(node)
-        # Attention uses the weights of its last layer without calling it: it is looked at spelled out.
+        # Attention uses the weights of its last layer without calling it: it is looked at written as a linear map.
         plain = isinstance(module, nn.Linear) and not isinstance(module, NonDynamicallyQuantizableLinear)
         if isinstance(module, nn.Linear) and plain and module.weight.requires_grad:
             name = str(node.target)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
-from qbi.calling import untouched
+from qbi.calling import as_client, hooked
 from qbi.errors import BadValue
 
 Inputs = tuple[Tensor, ...]
@@ -47,7 +47,7 @@ def by_export(model: nn.Module, inputs: Inputs) -> fx.Graph:
     logging.disable(logging.CRITICAL)
     said = io.StringIO()
     try:
-        with untouched(model), contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        with as_client(model), contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
             program = torch.export.export(model, inputs, strict=False)
     finally:
         logging.disable(logging.NOTSET)
@@ -120,13 +120,8 @@ def by_hooks(model: nn.Module, inputs: Inputs) -> fx.Graph:
         if given and isinstance(given[0], Tensor) and isinstance(out, Tensor):
             calls.append((leaves[module], given[0], out))
 
-    hooks = [module.register_forward_hook(watch) for module in leaves]
-    try:
-        with untouched(model), torch.no_grad():
-            model(*inputs)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with hooked(after=dict.fromkeys(leaves, watch)), as_client(model), torch.no_grad():
+        model(*inputs)
     graph = fx.Graph()
     known: list[tuple[Tensor, fx.Node]] = [(value, graph.placeholder(f"input_{i}")) for i, value in enumerate(inputs)]
     for name, given, out in calls:

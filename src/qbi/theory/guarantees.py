@@ -33,13 +33,13 @@ def noise_for_bits(most: float, participations: float = 1) -> float:
 
 
 def shift(noise: float, participations: float = 1) -> float:
-    """μ = √T/σ: how far apart, in standard deviations, the answers with and without a sample can lie."""
+    """μ = √T/σ: how far apart, in standard deviations, the updates with and without a sample can lie."""
     _check(noise, participations)
     return math.inf if noise == 0 else math.sqrt(participations) / noise
 
 
 def reconstruction(chance: float, noise: float, participations: float = 1) -> float:
-    """γ ≤ Φ(Φ⁻¹(κ) + μ): the chance of a reconstruction that a guess without the answer makes with chance κ."""
+    """γ ≤ Φ(Φ⁻¹(κ) + μ): the chance of a reconstruction that a guess without the update makes with chance κ."""
     if not 0 <= chance <= 1:
         raise BadValue(f"guarantees: the chance of a guess is {chance}; it lies between 0 and 1.")
     reach = shift(noise, participations)
@@ -128,7 +128,7 @@ def _sampled(rate: float, steps: int) -> None:
 
 @dataclass(frozen=True)
 class Prior:
-    """What a server knows of samples before the answer: a Gaussian with these variances along its principal components."""
+    """What a server knows of samples before the update: a Gaussian with these variances along its principal components."""
 
     variances: tuple[float, ...]
     span: float
@@ -161,7 +161,7 @@ class Prior:
 def smallest_error(prior: Prior, most_bits: float) -> float:
     """The least mean squared error a value that so many bits allow: the Gaussian's rate and distortion.
 
-    Whatever was read, the estimate carries no more bits than the answer did; to lie closer than this on average would take more.
+    Whatever was read, the estimate carries no more bits than the update did; to lie closer than this on average would take more.
     Holds of Gaussian samples. Others of the same covariance have more structure, and a server that knows it may come closer.
     """
     variances = np.sort(np.asarray(prior.variances))[::-1]
@@ -182,7 +182,7 @@ def largest_psnr(prior: Prior, noise: float, participations: float = 1) -> float
 
 
 def linear_error(prior: Prior, noise: float, participations: float = 1) -> float:
-    """The least mean squared error a value where the answer is linear in the sample: van Trees' bound, at its best design.
+    """The least mean squared error a value where the update is linear in the sample: van Trees' bound, at its best design.
 
     With power a_k spent on component k, Σ a_k = 1, Fisher information and prior add up to 1/λ_k + T·a_k/(λ_k·σ²), so the error is
     Σ λ_k/(1 + T·a_k/σ²). It is least where √λ_k is poured into water: 1 + T·a_k/σ² = √(λ_k/ν).

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from qbi.calling import untouched
+from qbi.calling import as_client
 from qbi.uses.capture import flat
 from qbi.uses.kinds import Kind, LookUp, ScaleAndShift
 from qbi.uses.linear_view import LinearView, linear_views
@@ -144,7 +144,7 @@ def uses_of(model: nn.Module, inputs: tuple[Any, ...]) -> Uses:
     """Run a model once on a probe, in train mode, and list what becomes of every trained parameter."""
     trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
     listing = _Listing(trained.items())
-    with untouched(model), torch.enable_grad():
+    with as_client(model), torch.enable_grad():
         with listing:
             out = model(*inputs)
         sites = _numbered(_with_paired_biases(listing, out, trained))

@@ -68,11 +68,11 @@ def _mod(msg: Message, ctxt: Context, call_next: Next, fixed: Mapping[str, str |
         kinds: dict[str, type] = {}
 
         def work() -> Reply | None:
-            answer = call_next(msg, ctxt)
-            if answer.has_error():
+            reply = call_next(msg, ctxt)
+            if reply.has_error():
                 return None
-            kinds.update({name: type(record) for name, record in answer.content.items()})
-            return _reply(answer)
+            kinds.update({name: type(record) for name, record in reply.content.items()})
+            return _reply(reply)
 
         kind = msg.metadata.message_type.split(".")[0]
         passed = guarded_round(
@@ -103,10 +103,10 @@ def _sent(msg: Message) -> dict[str, Tensor]:
     return {name: value for record in records.values() for name, value in state_of(record).items()}
 
 
-def _reply(answer: Message) -> Reply:
-    metrics = {name: dict(record) for name, record in records_in(answer.content, MetricRecord).items()}
-    config = {name: dict(record) for name, record in records_in(answer.content, ConfigRecord).items()}
-    arrays = {name: state_of(record) for name, record in records_in(answer.content, ArrayRecord).items()}
+def _reply(reply: Message) -> Reply:
+    metrics = {name: dict(record) for name, record in records_in(reply.content, MetricRecord).items()}
+    config = {name: dict(record) for name, record in records_in(reply.content, ConfigRecord).items()}
+    arrays = {name: state_of(record) for name, record in records_in(reply.content, ArrayRecord).items()}
     return Reply(arrays, {**metrics, **config})
 
 

@@ -1,4 +1,4 @@
-"""Reading a whole answer: decoding in coefficients against decoding in the space of the samples."""
+"""Reading a whole update: decoding in coefficients against decoding in the space of the samples."""
 
 import torch
 from torch import Tensor
@@ -14,13 +14,13 @@ CLASSES = 10
 
 
 def bench_whole(shape: Shape, batch: Tensor, attack: Attack, *, seed: int = 0, repeats: int = 3) -> Comparison:
-    """Time the reading of one answer, the gradients being there.
+    """Time the reading of one update, the gradients being there.
 
     The naive way forms every residual row in the space of the samples and runs it through the layer, once for each step of
     the decoding; one such step is timed and multiplied by the number of samples found, at four to a step.
     """
     device = str(batch.device)
-    sent, update = _answer(shape, batch, attack, seed)
+    sent, update = _update(shape, batch, attack, seed)
 
     def ours() -> object:
         return sent.read(update)
@@ -40,7 +40,7 @@ def bench_whole(shape: Shape, batch: Tensor, attack: Attack, *, seed: int = 0, r
     return Comparison(f"reading by {attack.name}", shape, fast, one * steps, True, note)
 
 
-def _answer(shape: Shape, batch: Tensor, attack: Attack, seed: int) -> tuple[Mounted, Update]:
+def _update(shape: Shape, batch: Tensor, attack: Attack, seed: int) -> tuple[Mounted, Update]:
     side = round((shape.features / 3) ** 0.5)
     model = torch.nn.Sequential(torch.nn.Flatten(), *two_layer(shape.features, shape.neurons, CLASSES, seed=seed)).to(
         batch.device

@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from qbi.detection.detectors import DETECTORS
-from qbi.lab.calibrate.crafted import MOUNTABLE, Evasion, answers, crafted_models
+from qbi.lab.calibrate.crafted import MOUNTABLE, Evasion, crafted_models, evasions
 from qbi.lab.calibrate.judging import Judged, benign_models, roc
 from qbi.lab.calibrate.models import (
     HELD_OUT_OPTIMISERS,
@@ -19,9 +19,9 @@ __all__ = [
     "Calibration",
     "Evasion",
     "Judged",
-    "answers",
     "calibrate",
     "crafted_models",
+    "evasions",
     "in_sample",
     "roc",
     "trainings",
@@ -40,7 +40,7 @@ class Calibration:
     held_out: tuple[Judged, ...]
     """Other kinds of models, other optimisers, other seeds."""
     crafted: tuple[Judged, ...]
-    answers: tuple[Evasion, ...]
+    evasions: tuple[Evasion, ...]
     bounds: Mapping[str, float]
 
     def curves(self) -> dict[str, list[tuple[float, float]]]:
@@ -73,9 +73,9 @@ class Calibration:
                 for name, curve in curves.items()
             },
             "most suspicious benign": extremes,
-            "answers": [
+            "evasions": [
                 {"server": a.name, "reported": a.judged.strength > 1, "strength": a.judged.strength, "recall": a.recall}
-                for a in self.answers
+                for a in self.evasions
             ],
         }
 
@@ -142,6 +142,6 @@ def calibrate(
         benign,
         tuple(judged for judged, _ in held_out),
         crafted,
-        tuple(answers(data, 0)),
+        tuple(evasions(data, 0)),
         {d.key: d.bound for d in DETECTORS.values()},
     )

@@ -77,14 +77,14 @@ class Evasion:
     recall: float
 
 
-def answers(data: ImageData, seed: int, batch_size: int = 20) -> Iterator[Evasion]:
+def evasions(data: ImageData, seed: int, batch_size: int = 20) -> Iterator[Evasion]:
     """Servers that keep below a bound on purpose, on a two-layer network behind BatchNorm; R by who fires alone, over ten batches."""
     x = flat(normalised(data, slice(None)))
     features = x.shape[1]
     shown = x[torch.randperm(len(x), generator=generator(seed, "answers"))[: 10 * batch_size]].split(batch_size)
     batches = [nn.functional.batch_norm(batch, None, None, training=True) for batch in shown]
 
-    def answer(
+    def evasion(
         name: str,
         weight: Tensor,
         bias: Tensor,
@@ -105,21 +105,21 @@ def answers(data: ImageData, seed: int, batch_size: int = 20) -> Iterator[Evasio
         return Evasion(name, judged, sum(read) / len(read))
 
     plain = QBI(batch_size).rows(NEURONS, features, generator(seed, "answer"))
-    yield answer("QBI as it is", plain.weight, plain.bias)
-    yield answer("what arrives scaled by 0.3, rows divided by 0.3", plain.weight / 0.3, plain.bias, 0.3)
+    yield evasion("QBI as it is", plain.weight, plain.bias)
+    yield evasion("what arrives scaled by 0.3, rows divided by 0.3", plain.weight / 0.3, plain.bias, 0.3)
     # w·(x + 1·s) = w·x + s·Σw: the threshold moves from the bias into what arrives.
     lifted = plain.weight - plain.weight.mean(1, keepdim=True) + plain.bias[:, None] / features
-    yield answer("the threshold moved into what arrives", lifted, torch.zeros(NEURONS), 1.0, 1.0)
+    yield evasion("the threshold moved into what arrives", lifted, torch.zeros(NEURONS), 1.0, 1.0)
     low = 0.95 * plain.weight.norm(dim=1)
-    yield answer("biases kept at 0.95 of a row's norm", plain.weight, -low)
+    yield evasion("biases kept at 0.95 of a row's norm", plain.weight, -low)
     # Trap weights are made for values between 0 and 1, without a normalisation.
     pixels = flat(unit_pixels(data, slice(0, 10 * batch_size))).split(batch_size)
     trap = TrapWeights(0.97).rows(NEURONS, features, generator(seed, "trap"))
     noise = torch.randn(trap.weight.shape, generator=generator(seed, "noise"))
     blurred = trap.weight + 0.01 * trap.weight.norm(dim=1, keepdim=True) / features**0.5 * noise
-    yield answer("trap weights as they are", trap.weight, trap.bias, given=pixels)
-    yield answer("trap weights with noise of 1 %", blurred, trap.bias, given=pixels)
+    yield evasion("trap weights as they are", trap.weight, trap.bias, given=pixels)
+    yield evasion("trap weights with noise of 1 %", blurred, trap.bias, given=pixels)
     two = torch.randn(NEURONS, features, generator=generator(seed, "honest")) / features**0.5
     bias = torch.zeros(NEURONS)
     two[:2], bias[:2] = plain.weight[:2], plain.bias[:2]
-    yield answer("two crafted rows", two, bias)
+    yield evasion("two crafted rows", two, bias)

@@ -68,9 +68,9 @@ def calibrate(
     for model in missed:
         console.print(f"  missed: {model.family}, {model.variant}: {model.strength:.2f}")
     console.print("Servers that know the detectors:")
-    for answer in found.answers:
-        verdict = "found" if answer.judged.strength > 1 else "missed"
-        console.print(f"  {verdict}: {answer.name}; it reads {100 * answer.recall:.0f} % of a batch of 20")
+    for evasion in found.evasions:
+        verdict = "found" if evasion.judged.strength > 1 else "missed"
+        console.print(f"  {verdict}: {evasion.name}; it reads {100 * evasion.recall:.0f} % of a batch of 20")
     console.print(f"ROC: {out / 'roc.png'}   JSON: {out / 'calibrate.json'}")
 
 

@@ -79,11 +79,11 @@ def compare(
 
 
 def _announce(attacks: int, defences: int, sizes: list[int], setting: "Setting") -> None:
-    answers = attacks * defences * len(sizes) * setting.batches * setting.rounds
+    updates = attacks * defences * len(sizes) * setting.batches * setting.rounds
     trainings = defences * len(sizes) * setting.trainings if setting.epochs else 0
     announce(
         f"{counted(attacks, 'attack')}, {counted(defences, 'defence')}, batches of {', '.join(map(str, sizes))}: "
-        f"{counted(answers, 'answer')} to read, {counted(trainings, 'training')}."
+        f"{counted(updates, 'update')} to read, {counted(trainings, 'training')}."
     )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from qbi.data.open import open_images
 from qbi.detection.detectors import DETECTORS
 from qbi.files import write_atomically
-from qbi.lab.calibrate import HELD_OUT_SEEDS, Calibration, answers, in_sample
+from qbi.lab.calibrate import HELD_OUT_SEEDS, Calibration, evasions, in_sample
 from qbi.lab.calibrate.judging import Judged, benign_models
 from qbi.lab.calibrate.models import HELD_OUT_OPTIMISERS, OPTIMISERS, architectures, held_out_architectures
 from qbi.lab.measurements import in_clone
@@ -24,9 +24,9 @@ def detection(data: str) -> dict[str, Any]:
     return {
         "held-out": len(judged),
         "held-out reported": [f"{m.family}, {m.variant}" for m in judged if m.strength > 1],
-        "answers": [
+        "evasions": [
             {"server": a.name, "reported": a.judged.strength > 1, "strength": a.judged.strength, "recall": a.recall}
-            for a in answers(images, 0)
+            for a in evasions(images, 0)
         ],
     }
 

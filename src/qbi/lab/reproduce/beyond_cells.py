@@ -20,7 +20,7 @@ BEYOND_TEXT_GRID = tuple((1000, b) for b in (20, 50, 100, 200, 300, 400, 500))
 ATTACKS: tuple[type[Attack], ...] = (Cascade, Passive)
 CLASSES = 10
 MOST_UNMIXED = 128
-"""Samples up to which an honest model's answer is taken apart; beyond, that takes minutes and has never succeeded."""
+"""Samples up to which an honest model's update is taken apart; beyond, that takes minutes and has never succeeded."""
 
 
 def beyond_images(cell: Cell, data: ImageData, device: str) -> Result:

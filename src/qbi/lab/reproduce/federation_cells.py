@@ -64,7 +64,7 @@ class Round:
         chosen = self.order[number * self.batch_size : (number + 1) * self.batch_size]
         return flat(normalised(self.data, chosen)), self.data.labels[chosen] % CLASSES
 
-    def answers(self, clients: Sequence[int]) -> tuple[list[Update], Tensor]:
+    def updates(self, clients: Sequence[int]) -> tuple[list[Update], Tensor]:
         """A gradient of each client, and all their samples."""
         batches = [self.batch(number) for number in clients]
         return [client_step(self.mounted.model, x, y) for x, y in batches], torch.cat([x for x, _ in batches])
@@ -82,7 +82,7 @@ def _local(steps: int, training: LocalTraining) -> Callable[[Round], tuple[Updat
 
 def _summed(clients: int) -> Callable[[Round], tuple[Update, Tensor]]:
     def update(round_: Round) -> tuple[Update, Tensor]:
-        updates, samples = round_.answers(range(clients))
+        updates, samples = round_.updates(range(clients))
         return secure_sum(updates), samples
 
     return update
@@ -90,7 +90,7 @@ def _summed(clients: int) -> Callable[[Round], tuple[Update, Tensor]]:
 
 def _averaged(clients: int) -> Callable[[Round], tuple[Update, Tensor]]:
     def update(round_: Round) -> tuple[Update, Tensor]:
-        updates, samples = round_.answers(range(clients))
+        updates, samples = round_.updates(range(clients))
         return weighted_mean(updates), samples
 
     return update
@@ -98,7 +98,7 @@ def _averaged(clients: int) -> Callable[[Round], tuple[Update, Tensor]]:
 
 def _sybils(honest: int) -> Callable[[Round], tuple[Update, Tensor]]:
     def update(round_: Round) -> tuple[Update, Tensor]:
-        updates, samples = round_.answers(range(honest))
+        updates, samples = round_.updates(range(honest))
         return secure_sum(updates + [sybil(updates[0])] * (CLIENTS - honest)), samples
 
     return update
@@ -107,7 +107,7 @@ def _sybils(honest: int) -> Callable[[Round], tuple[Update, Tensor]]:
 def _participating(share: float) -> Callable[[Round], tuple[Update, Tensor]]:
     def update(round_: Round) -> tuple[Update, Tensor]:
         asked = participating(CLIENTS, share, round_.draws).tolist()
-        updates, samples = round_.answers(asked)
+        updates, samples = round_.updates(asked)
         return secure_sum(updates), samples
 
     return update
@@ -117,7 +117,7 @@ def _shared_noise(multiplier: float, honest: int) -> Callable[[Round], tuple[Upd
     """Noise of `multiplier` times the clip on the sum of ten clients, of whom only some are honest."""
 
     def update(round_: Round) -> tuple[Update, Tensor]:
-        updates, samples = round_.answers(range(honest))
+        updates, samples = round_.updates(range(honest))
         bound = min(update_norm(u.gradients) for u in updates)
         noisy = [noise_share(clipped(u, bound), multiplier * bound, CLIENTS, round_.draws) for u in updates]
         return secure_sum(noisy + [sybil(updates[0])] * (CLIENTS - honest)), samples
@@ -128,7 +128,7 @@ def _shared_noise(multiplier: float, honest: int) -> Callable[[Round], tuple[Upd
 SGD, MOMENTUM, ADAM = LocalTraining("sgd", 0.1), LocalTraining("momentum", 0.1), LocalTraining("adam", 1e-3)
 
 SCENARIOS: tuple[Scenario, ...] = (
-    Scenario("FedSGD: one gradient", "local", lambda r: (r.answers([0])[0][0], r.answers([0])[1])),
+    Scenario("FedSGD: one gradient", "local", lambda r: (r.updates([0])[0][0], r.updates([0])[1])),
     *(Scenario(f"FedAvg: {k} step{'s' * (k > 1)} of SGD, rate 0.1", "local", _local(k, SGD)) for k in (1, 2, 5, 10)),
     Scenario("FedAvg: 2 epochs of one batch, SGD", "local", _local(1, LocalTraining("sgd", 0.1, epochs=2))),
     Scenario("FedAvg: 5 steps of SGD with momentum", "local", _local(5, MOMENTUM)),

@@ -155,7 +155,7 @@ def normalisation_table(results: Results, item: TableItem) -> TableView:
 
 
 def beyond_table(results: Results, item: TableItem) -> TableView:
-    """The paper's attacks beside servers that read an answer as a whole; the paper has values for the first two."""
+    """The paper's attacks beside servers that read an update as a whole; the paper has values for the first two."""
     own, plain = item.families
     levels = {"exact": "recall", "60 dB": "faithful", "proven": "certified"}
     columns = ("QBI", "PAIRS", *(f"cascade, {q}" for q in levels), *(f"unmixing, {q}" for q in levels))
