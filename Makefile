@@ -13,7 +13,7 @@ test-long: $(DEV)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m long
 
 
-# Published packages for tests/test_published.py, in a folder of their own: one that does not match this torch, as torchvision's
+# Published packages for tests/auditing/test_published.py, in a folder of their own: one that does not match this torch, as torchvision's
 # builds do now and then, must not be importable anywhere else.
 PUBLISHED := torchvision timm transformers monai torch_geometric peft accelerate huggingface_hub
 # What they import beside torch; named one by one, since their own lists would bring another torch.
@@ -31,8 +31,8 @@ demo: $(CORE)
 test: $(DEV)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "not serial and not long"
 	@# Tests that start processes of their own wait more than they compute: two at a time.
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "serial and not long" tests/test_reproduce.py & one=$$!; \
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "serial and not long" --ignore tests/test_reproduce.py; other=$$?; \
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "serial and not long" tests/lab/test_reproduce.py & one=$$!; \
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "serial and not long" --ignore tests/lab/test_reproduce.py; other=$$?; \
 	wait $$one && exit $$other
 
 check: $(DEV)

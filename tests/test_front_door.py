@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 import qbi
+from command import qbi as run_qbi
 from qbi.attacks import ATTACKS, Attack
 from qbi.auditing import Client, audit
 from qbi.data.photos import synthetic_photos
@@ -22,7 +23,6 @@ from qbi.lab.calibrate import crafted_models
 from qbi.lab.compare import Setting, judge
 from qbi.metrics import FAITHFUL, THRESHOLDS
 from qbi.records import Candidates, CraftedRows
-from test_cli import qbi as run_qbi
 
 ROOT = Path(__file__).parents[1]
 SOURCES = sorted((ROOT / "src/qbi").rglob("*.py"))

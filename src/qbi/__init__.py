@@ -25,15 +25,17 @@ if TYPE_CHECKING:
         TrapWeights,
         mount,
     )
-    from qbi.auditing import AuditResult, Client, audit
-    from qbi.defences import defended_step
+    from qbi.auditing import AuditResult, Client, Samples, audit
+    from qbi.defences import AGGP, LeakRefused, defended_step
     from qbi.detection import inspect_parameters
+    from qbi.errors import BadValue, CannotMount, CannotRead, DataError, MissingExtra, QbiError
     from qbi.extraction import extract
     from qbi.federation import client_step
     from qbi.metrics import CLEAR, EXACT, FAITHFUL, RECOGNISABLE, match
     from qbi.private import Budget, BudgetSpent, Ledger, Private, find_rate, with_group_norm
 
 __all__ = [
+    "AGGP",
     "ATTACKS",
     "CLEAR",
     "EXACT",
@@ -43,18 +45,26 @@ __all__ = [
     "RECOGNISABLE",
     "Attack",
     "AuditResult",
+    "BadValue",
     "Budget",
     "BudgetSpent",
+    "CannotMount",
+    "CannotRead",
     "Cascade",
     "Client",
+    "DataError",
     "Imprint",
     "Knowledge",
+    "LeakRefused",
     "Ledger",
     "Mirrored",
+    "MissingExtra",
     "Mounted",
     "Passive",
     "Private",
+    "QbiError",
     "Reading",
+    "Samples",
     "TrapWeights",
     "audit",
     "client_step",
@@ -85,8 +95,9 @@ _ROOMS = {
             "mount",
         ]
     ),
-    "qbi.auditing": ["AuditResult", "Client", "audit"],
-    "qbi.defences": ["defended_step"],
+    "qbi.auditing": ["AuditResult", "Client", "Samples", "audit"],
+    "qbi.defences": ["AGGP", "LeakRefused", "defended_step"],
+    "qbi.errors": ["BadValue", "CannotMount", "CannotRead", "DataError", "MissingExtra", "QbiError"],
     "qbi.detection": ["inspect_parameters"],
     "qbi.extraction": ["extract"],
     "qbi.federation": ["client_step"],

@@ -12,6 +12,7 @@ from qbi.attacks.heads import is_asleep, wake_head
 from qbi.carrier import Carrier, Cause, NormBehind
 from qbi.errors import BadValue, CannotMount
 from qbi.finite import is_finite
+from qbi.randomness import generator as named_generator
 from qbi.routing.carry import DEFAULT_SHIFT, carry_to
 from qbi.routing.graph import Traced, as_inputs, trace
 from qbi.routing.path import in_outline
@@ -29,7 +30,7 @@ def mount(
     model: nn.Module,
     attack: Attack,
     sample: Tensor | Inputs,
-    generator: torch.Generator,
+    seed: int | torch.Generator = 0,
     *,
     layer: str | None = None,
     gain: float | None = None,
@@ -41,7 +42,7 @@ def mount(
         model: what clients would be asked to train; it is not changed.
         attack: whose rows are written; one that crafts nothing leaves the copy as it is.
         sample: a small batch like the client's, used as a probe.
-        generator: random numbers for the rows.
+        seed: of the rows' random numbers, or a generator of one's own.
         layer: which layer to attack; the first linear layer with a ReLU behind it, if not given.
         gain: scales weights and bias together, which changes no sign and so nothing of the attack, but keeps the layers
             behind from saturating: a sample that the loss is certain of sends no gradient. The default 1/√M brings
@@ -53,10 +54,9 @@ def mount(
         The crafted copy, the layer, how samples arrive there, and the attack that reads the update.
 
     >>> from qbi import QBI, client_step
-    >>> from qbi.randomness import generator
     >>> model = nn.Sequential(nn.Linear(64, 100), nn.ReLU(), nn.Linear(100, 3))
     >>> x, y = torch.randn(8, 64), torch.arange(8) % 3
-    >>> mounted = mount(model, QBI(batch_size=8), x[:2], generator(0))
+    >>> mounted = mount(model, QBI(batch_size=8), x[:2])
     >>> mounted.read(client_step(mounted.model, x, y)).samples.shape[1]
     64
     """
@@ -71,7 +71,8 @@ def mount(
     if not attack.crafts:
         return as_it_is(model, name, inputs, attack)
     mounted = with_attack(carry(model, name, inputs, strict=strict, traced=traced), attack)
-    write(mounted, generator, gain=gain)
+    draws = named_generator(seed, "rows") if isinstance(seed, int) else seed
+    write(mounted, draws, gain=gain)
     return mounted
 
 

@@ -4,7 +4,7 @@ from qbi.defences.aggp import AGGP, keep_share, prune_rows, prune_rows_in_place
 from qbi.defences.applying import DefenceReport, LeakRefused, defended_step
 from qbi.defences.base import Chain, Defence, StepDefence, chain, protected_step
 from qbi.defences.private import DPSGD, Guarantee
-from qbi.defences.rules import DropClose, DropDominated, DropSparse, HideReadable, Noise, NoisyRows, Pruning, Sparsify
+from qbi.defences.rules import DropClose, DropDominated, DropSparse, HideReadable, Noise, NoisyRows, Sparsify
 
 __all__ = [
     "AGGP",
@@ -20,7 +20,6 @@ __all__ = [
     "LeakRefused",
     "Noise",
     "NoisyRows",
-    "Pruning",
     "Sparsify",
     "StepDefence",
     "chain",

@@ -8,13 +8,17 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
+from typing import Literal
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from qbi.defences.base import Kind, change_rows
 from qbi.errors import BadValue
+from qbi.exposure import Exposure
+from qbi.federation.exposed import ClientStep
 from qbi.randomness import Draws, random_integer
 
 ENTRIES_AT_A_TIME = 2**21
@@ -28,12 +32,21 @@ NO_TICKET = np.iinfo(np.uint32).max
 
 @dataclass(frozen=True)
 class AGGP:
-    """The paper's parameters: cut-off c, bounds p_l and p_u of the kept share, and the random part kept of it."""
+    """The paper's defence: rows that fewer than `cutoff` samples activate lose most of their entries.
+
+    Args:
+        cutoff: c, from how many samples on a row is left alone.
+        lowest, highest: p_l and p_u, between which the share of a row's entries lies that may stay.
+        random_part: the part of these that stays, drawn anew in every step.
+        bias: the paper leaves the bias gradient, and with it the exact divisor; "drop" takes it.
+    """
 
     cutoff: int = 16
     lowest: float = 0.01
     highest: float = 0.95
     random_part: float = 0.25
+    bias: Literal["keep", "drop"] = "keep"
+    kind: Kind = "heuristic"
 
     def __post_init__(self) -> None:
         if self.cutoff < 3:
@@ -43,6 +56,22 @@ class AGGP:
                 f"AGGP: shares are {self.lowest}, {self.highest}, {self.random_part}; they must lie between 0 and 1, "
                 "the lowest not above the highest."
             )
+
+    @property
+    def name(self) -> str:
+        """AGGP, and whether the bias gradient goes too."""
+        return "AGGP" if self.bias == "keep" else "AGGP, bias dropped"
+
+    def apply(self, step: ClientStep, generator: Draws) -> ClientStep:
+        """Prune the weight gradients of exposed layers."""
+
+        def change(exposure: Exposure, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+            counts = exposure.counts
+            pruned = (counts > 0) & (counts < self.cutoff)
+            kept = bias.masked_fill(pruned, 0) if self.bias == "drop" else bias
+            return prune_rows(weight, counts, generator, self), kept
+
+        return change_rows(step, change)
 
 
 def keep_share(count: int, settings: AGGP) -> float:

@@ -11,7 +11,7 @@ from torch import Tensor
 from qbi.defences.aggp import AGGP
 from qbi.defences.base import Defence
 from qbi.defences.registry import DEFENCES, NO_DEFENCE
-from qbi.defences.rules import DropSparse, Pruning
+from qbi.defences.rules import DropSparse
 from qbi.errors import BadValue
 from qbi.exposure import Leak
 from qbi.federation.exposed import ClientStep
@@ -52,7 +52,7 @@ def policy_named(name: str, place: str, *, settings: AGGP | None = None, fewest:
     key, act = POLICIES[name]
     defence = DEFENCES[key]
     if name == "aggp" and settings is not None:
-        defence = Pruning(settings)
+        defence = settings
     elif name == "drop":
         defence = DropSparse(fewest - 1)
     assert isinstance(defence, Defence)

@@ -1,8 +1,9 @@
 """Every defence by its key, with the settings at which it is compared."""
 
+from qbi.defences.aggp import AGGP
 from qbi.defences.base import Defence, StepDefence, chain
 from qbi.defences.private import DPSGD
-from qbi.defences.rules import DropClose, DropDominated, DropSparse, HideReadable, Noise, NoisyRows, Pruning, Sparsify
+from qbi.defences.rules import DropClose, DropDominated, DropSparse, HideReadable, Noise, NoisyRows, Sparsify
 from qbi.errors import BadValue
 from qbi.private.defence import PrivateStep
 from qbi.private.goal import Budget
@@ -11,15 +12,15 @@ NO_DEFENCE = "none"
 
 DEFENCES: dict[str, Defence | StepDefence] = {
     NO_DEFENCE: chain(),
-    "aggp": Pruning(),
-    "aggp-no-bias": Pruning(bias="drop"),
+    "aggp": AGGP(),
+    "aggp-no-bias": AGGP(bias="drop"),
     "drop-sparse": DropSparse(15),
     "drop-dominated": DropDominated(0.2),
     "drop-close": DropClose(16),
     "auto": HideReadable(3.0),
     "row-noise-1": NoisyRows(1.0),
     "row-noise-3": NoisyRows(3.0),
-    "aggp-row-noise": chain(Pruning(), NoisyRows(1.0)),
+    "aggp-row-noise": chain(AGGP(), NoisyRows(1.0)),
     "top-10": Sparsify(0.1),
     "noise-0.1": Noise(0.1),
     "noise-1": Noise(1.0),

@@ -1,43 +1,16 @@
 """Defences on rows and on whole gradients, beside AGGP."""
 
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from qbi.defences.aggp import AGGP, prune_rows
 from qbi.defences.base import Kind, change_all, change_rows
 from qbi.errors import BadValue
 from qbi.exposure import Exposure
 from qbi.federation.exposed import ClientStep
 from qbi.randomness import Draws, normal_like
-
-
-@dataclass(frozen=True)
-class Pruning:
-    """AGGP as a defence. The paper leaves the bias gradient, and with it the exact divisor; `bias="drop"` takes it."""
-
-    settings: AGGP = field(default_factory=AGGP)
-    bias: Literal["keep", "drop"] = "keep"
-    kind: Kind = "heuristic"
-
-    @property
-    def name(self) -> str:
-        """AGGP, and whether the bias gradient goes too."""
-        return "AGGP" if self.bias == "keep" else "AGGP, bias dropped"
-
-    def apply(self, step: ClientStep, generator: Draws) -> ClientStep:
-        """Prune the weight gradients of exposed layers."""
-
-        def change(exposure: Exposure, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-            counts = exposure.counts
-            pruned = (counts > 0) & (counts < self.settings.cutoff)
-            kept = bias.masked_fill(pruned, 0) if self.bias == "drop" else bias
-            return prune_rows(weight, counts, generator, self.settings), kept
-
-        return change_rows(step, change)
 
 
 class RowRule:

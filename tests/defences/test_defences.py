@@ -22,7 +22,6 @@ from qbi.defences import (
     LeakRefused,
     Noise,
     NoisyRows,
-    Pruning,
     Sparsify,
     chain,
     defended_step,
@@ -57,8 +56,8 @@ def attacked_step(seed=0, attack=None, batch=BATCH, neurons=NEURONS, features=FE
 
 
 DEFENCES = {
-    "aggp": Pruning(),
-    "aggp without bias": Pruning(bias="drop"),
+    "aggp": AGGP(),
+    "aggp without bias": AGGP(bias="drop"),
     "sparse": DropSparse(3),
     "dominated": DropDominated(0.3),
     "close": DropClose(4),
@@ -77,7 +76,7 @@ OFF = {
     "noise": Noise(0.0),
     "row noise": NoisyRows(0.0),
     "hide readable": HideReadable(0.0),
-    "aggp": Pruning(AGGP(lowest=1.0, highest=1.0, random_part=1.0)),
+    "aggp": AGGP(lowest=1.0, highest=1.0, random_part=1.0),
 }
 
 
@@ -194,7 +193,7 @@ def test_aggp_brings_recall_to_zero_at_every_setting_of_the_paper(cifar, neurons
         x = flat(feed(cifar, chosen))
         mounted = mount(mlp(0, 3072, neurons), attack, x[:2], generator(1))
         step = exposed_step(mounted.model, x, cifar.labels[chosen] % 4, layers=["0"])
-        for defence, expected in ((chain(), True), (Pruning(), False)):
+        for defence, expected in ((chain(), True), (AGGP(), False)):
             sent = defence.apply(step, generator(2)).update.gradients
             read = read_rows(sent["0.weight"], sent["0.bias"])
             recall = match(read.samples, x)[EXACT].recall
@@ -207,13 +206,13 @@ def test_every_entry_aggp_keeps_is_an_exact_value(cifar):
     mounted = mount(mlp(0, 3072, 200), QBI(20), x[:2], generator(1))
     step = exposed_step(mounted.model, x, cifar.labels[:20] % 4, layers=["0"])
     single = step.exposures[0].counts == 1
-    sent = Pruning().apply(step, generator(2)).update.gradients
+    sent = AGGP().apply(step, generator(2)).update.gradients
     owner = step.exposures[0].active[single].to(torch.uint8).argmax(1)
     quotient = sent["0.weight"][single] / sent["0.bias"][single, None]
     kept = quotient != 0
     torch.testing.assert_close(quotient[kept], x[owner][kept], rtol=1e-4, atol=1e-5)
     assert kept.sum(1).tolist() == [int(0.25 * int(0.01 * 3072))] * int(single.sum())
-    without = Pruning(bias="drop").apply(step, generator(2)).update.gradients
+    without = AGGP(bias="drop").apply(step, generator(2)).update.gradients
     assert (without["0.bias"][single] == 0).all()
 
 
@@ -234,7 +233,7 @@ def imprint_recall(x, mounted, step):
 def test_imprint_passes_aggp_at_large_batches_and_not_our_rule(cifar):
     x, mounted, step = imprinted(cifar, 64, 400)
     open_ = imprint_recall(x, mounted, step)
-    aggp = imprint_recall(x, mounted, Pruning().apply(step, generator(0)))
+    aggp = imprint_recall(x, mounted, AGGP().apply(step, generator(0)))
     ours = imprint_recall(x, mounted, DropClose(16).apply(step, generator(0)))
     assert open_ > 0.6
     assert aggp > 0.3

@@ -380,7 +380,7 @@ def test_a_closed_pipe_is_no_leak(tmp_path):
 
 
 def test_every_exit_code_is_named():
-    readme = (Path(__file__).parents[1] / "README.md").read_text()
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
     said = readme.split("Exit codes:")[1].split("\n\n")[0]
     for code in (0, 1, 2, NOT_TESTED, FAULT, INTERRUPTED):
         assert re.search(rf"\b{code}\b", said), code

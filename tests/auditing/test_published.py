@@ -16,7 +16,7 @@ from published import PACKAGES, missing
 
 pytestmark = pytest.mark.long
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parents[1]
 OPEN = 0.10
 """Of all linear layers of the zoo, the share on which no attack needs to be tried that could read something."""
 

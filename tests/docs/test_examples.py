@@ -5,7 +5,7 @@ import io
 import json
 from pathlib import Path
 
-NOTEBOOK = Path(__file__).parents[1] / "examples/audit.ipynb"
+NOTEBOOK = Path(__file__).parents[2] / "examples/audit.ipynb"
 
 
 def test_the_notebook_runs():

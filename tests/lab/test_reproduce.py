@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from test_cli import qbi
+from command import qbi
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 ITEM = ("reproduce", "synthetic", "--cells", "200x20,200x50", "--runs", "20")

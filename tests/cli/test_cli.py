@@ -7,10 +7,7 @@ import sys
 import pytest
 from PIL import Image
 
-
-def qbi(*arguments, cwd):
-    command = [sys.executable, "-c", "from qbi.cli import main; main()", *map(str, arguments)]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=200, check=False)
+from command import qbi
 
 
 def test_audit_does_the_main_job(tmp_path):

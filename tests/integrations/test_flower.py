@@ -35,7 +35,7 @@ from qbi.private.boundary import REFUSED, THREE_LINES
 from qbi.private.ledger import Ledger
 from qbi.randomness import generator
 
-EXAMPLE = Path(__file__).parents[1] / "examples/flower-guarded"
+EXAMPLE = Path(__file__).parents[2] / "examples/flower-guarded"
 
 
 def plain():

@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+from command import qbi
 from qbi.attacks import PAIRS, QBI, Imprint, TrapWeights, mount
 from qbi.carrier import flat
 from qbi.data.images import normalised
@@ -16,10 +17,9 @@ from qbi.detection import inspect_parameters, layer_dsnr, row_dsnr
 from qbi.detection.parameters import model_suspicion
 from qbi.federation import client_step
 from qbi.federation.exposed import exposed_step
-from qbi.lab.calibrate import Judged, answers, crafted_models, roc
+from qbi.lab.calibrate import Judged, crafted_models, evasions, roc
 from qbi.models import image_cnn
 from qbi.randomness import generator
-from test_cli import qbi
 
 
 @pytest.fixture(scope="module")
@@ -245,7 +245,7 @@ def test_rows_of_any_size_are_judged_alike(scale):
 
 def test_servers_that_know_the_detectors(cifar):
     """What is documented as a miss is one: below every bound, and most of a batch is read."""
-    found = {a.name: a for a in answers(cifar, 0)}
+    found = {a.name: a for a in evasions(cifar, 0)}
     assert found["QBI as it is"].judged.strength > 1
     missed = found["what arrives scaled by 0.3, rows divided by 0.3"]
     assert missed.judged.strength < 1

@@ -20,6 +20,7 @@ from torch import nn
 
 import qbi as package
 import zoo
+from command import qbi
 from qbi.attacks import QBI, mount
 from qbi.auditing import Client, audit, image_samples
 from qbi.auditing.replay import replay
@@ -29,9 +30,8 @@ from qbi.federation import LocalTraining, client_step, local_update
 from qbi.metrics import CLEAR, EXACT, RECOGNISABLE, match
 from qbi.models import image_cnn, text_model
 from qbi.randomness import generator
-from test_cli import qbi
 
-SCHEMA = json.loads((Path(__file__).parents[1] / "docs/report.schema.json").read_text())
+SCHEMA = json.loads((Path(__file__).parents[2] / "docs/report.schema.json").read_text())
 DRAWS = torch.Generator().manual_seed(0)
 TABLE, LABELS = torch.randn(120, 20, generator=DRAWS), torch.randint(3, (120,), generator=DRAWS)
 
