@@ -66,18 +66,25 @@ def _classes_twice(trees: dict[Path, ast.Module]) -> Iterator[str]:
 
 
 def _unreferenced(files: dict[Path, str], trees: dict[Path, ast.Module]) -> Iterator[str]:
-    """Public functions and classes whose name stands nowhere in the source but in its own definition."""
-    words = Counter(word for text in files.values() for word in re.findall(r"\w+", text))
+    """Public functions and classes whose name stands nowhere but in its own definition, lists of exports and tests."""
+    exports = {
+        path
+        for path, tree in trees.items()
+        if path.name == "__init__.py" and not any(isinstance(n, ast.FunctionDef | ast.ClassDef) for n in tree.body)
+    }
+    words = Counter(word for path, text in files.items() if path not in exports for word in re.findall(r"\w+", text))
     outside = Counter(
         word
         for folder in ("docs", "examples")
-        for path in (ROOT / folder).rglob("*.py")
+        for kind in ("py", "md", "ipynb")
+        for path in (ROOT / folder).rglob(f"*.{kind}")
         for word in re.findall(r"\w+", path.read_text(encoding="utf-8"))
     )
     for path, tree in trees.items():
         for node in tree.body:
-            own = isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_")
-            if own and not node.decorator_list and words[node.name] == 1 and not outside[node.name]:
+            if not isinstance(node, ast.FunctionDef | ast.ClassDef) or node.name.startswith("_"):
+                continue
+            if not node.decorator_list and words[node.name] <= 1 and not outside[node.name]:
                 yield f"{path.relative_to(ROOT)}:{node.lineno}: nothing refers to {node.name}; delete it."
 
 

@@ -1,6 +1,7 @@
 """Random batches, models, losses and precisions; what a reader certifies of them, put against the truth."""
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import nn
@@ -99,7 +100,7 @@ def sent(case: Case):
     if case.twist == "dead rows":
         with torch.no_grad():
             model[0].bias[::2] -= 1e3
-    attack = ATTACKS[case.attack]
+    attack: Any = ATTACKS[case.attack]
     made = attack() if case.attack == "passive" else attack(case.batch)
     mounted = mount(model, made, x[:2], generator(case.seed, "rows"), layer="0")
     update = client_step(mounted.model, x, y, loss=loss)

@@ -252,7 +252,7 @@ def test_every_command_in_the_documents_exists_with_its_options():
 
     from qbi.cli.app import app
 
-    commands = typer.main.get_command(app).commands
+    commands = typer.main.get_group(app).commands
     pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
     found = [
         (page.name, line)

@@ -35,7 +35,7 @@ def price() -> str:
             n: max((c for c in own if c["noise"] == n), key=lambda c: c["accuracy"], default=None)
             for n in (-1.0, 0.1, 0.2)
         }
-        plain = best[-1.0]
+        plain = best[-1.0] or {}
         row = [f"{network}, {epochs} epochs", f"{_cell(plain)} ({_how(plain)})"]
         for noise in (0.1, 0.2):
             found = best[noise]

@@ -3,6 +3,8 @@
 Each is an object and one line.
 """
 
+from typing import Any
+
 import torch
 
 from qbi.attacks import QBI
@@ -35,6 +37,6 @@ SOURCES["noise"] = ImageSource(
 
 
 @operation(torch.inner)
-def inner(capture, input, other):
+def inner(capture: Any, input: torch.Tensor, other: torch.Tensor) -> Any:
     """A layer rule: torch.inner is a linear map of the weight that it is called with."""
     return capture.use(Pairs(tuple(other.shape)), input, torch.inner(input, other), other, None)

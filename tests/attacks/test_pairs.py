@@ -75,7 +75,7 @@ def test_tuned_rows_isolate_their_samples_and_the_rest_are_plain(cifar):
 
 def test_auxiliary_data_are_loaded_group_by_group():
     class Source:
-        loaded = ()
+        loaded: tuple[tuple[int, int], ...] = ()
 
         def __len__(self):
             return 50

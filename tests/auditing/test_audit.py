@@ -9,6 +9,7 @@ import pickle
 import re
 import struct
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -448,7 +449,7 @@ def test_the_report_names_what_there_is(leaking):
     assert "ClientApp(mods=[leak_guard])" in pasted[1]
     assert 'guarded_by(policy="update")' in pasted[2]
     model = nn.Linear(4, 2)
-    names = {
+    names: dict[str, Any] = {
         "model": model,
         "loss": nn.functional.cross_entropy,
         "optimiser": torch.optim.SGD(model.parameters(), lr=0.1),

@@ -15,6 +15,7 @@ from qbi.data.images import normalised, unit_pixels
 from qbi.data.photos import synthetic_photos
 from qbi.defences import (
     AGGP,
+    Defence,
     DropClose,
     DropDominated,
     DropSparse,
@@ -55,7 +56,7 @@ def attacked_step(seed=0, attack=None, batch=BATCH, neurons=NEURONS, features=FE
     return x, mounted, exposed_step(mounted.model, x, torch.arange(batch) % 4, layers=["0"])
 
 
-DEFENCES = {
+DEFENCES: dict[str, Defence] = {
     "aggp": AGGP(),
     "aggp without bias": AGGP(bias="drop"),
     "sparse": DropSparse(3),

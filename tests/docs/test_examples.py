@@ -4,13 +4,14 @@ import contextlib
 import io
 import json
 from pathlib import Path
+from typing import Any
 
 NOTEBOOK = Path(__file__).parents[2] / "examples/audit.ipynb"
 
 
 def test_the_notebook_runs():
     cells = [c for c in json.loads(NOTEBOOK.read_text())["cells"] if c["cell_type"] == "code"]
-    names: dict[str, object] = {}
+    names: dict[str, Any] = {}
     said = io.StringIO()
     with contextlib.redirect_stdout(said):
         for cell in cells:

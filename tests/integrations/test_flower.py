@@ -26,8 +26,9 @@ from torch.nn import functional as F
 
 from qbi import Private
 from qbi.attacks import QBI, mount
+from qbi.data.checkpoint import load_parameters
 from qbi.errors import BadValue
-from qbi.integrations.flower import guarded_by, leak_guard, load_record, read_reply, save_record, state_of
+from qbi.integrations.flower import guarded_by, leak_guard, read_reply, save_record, state_of
 from qbi.integrations.flower.deployment import LocalFederation
 from qbi.integrations.flower.guard import CODE, SPENT
 from qbi.metrics import FAITHFUL, match
@@ -620,7 +621,7 @@ def test_a_private_training_goes_when_it_is_done():
 def test_arrays_are_kept_and_read_again(tmp_path):
     arrays = ArrayRecord(with_buffers().state_dict())
     save_record(arrays, tmp_path / "sent.safetensors")
-    again = state_of(load_record(tmp_path / "sent.safetensors"))
+    again = load_parameters(tmp_path / "sent.safetensors")
     assert again.keys() == state_of(arrays).keys()
     assert all(torch.equal(v, state_of(arrays)[n]) for n, v in again.items())
 

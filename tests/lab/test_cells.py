@@ -91,10 +91,16 @@ def agree(gram_results, real_results, tolerance=4.5):
 @pytest.mark.parametrize("setting", [(100, 20), (100, 60)])
 @pytest.mark.long
 def test_the_three_routes_agree_on_images(few, grams, setting):
-    cells = [Cell("cifar10", *setting, run) for run in range(12)]
+    cells = [Cell("cifar10", setting[0], setting[1], run) for run in range(12)]
     drawn = [attack_cell(cell, few, grams) for cell in cells]
-    steps = [real_attack_cell(Cell("cifar10", *setting, r, route="gradients"), few, grams, "cpu") for r in range(12)]
-    passes = [real_attack_cell(Cell("cifar10", *setting, r, route="direct"), few, grams, "cpu") for r in range(12)]
+    steps = [
+        real_attack_cell(Cell("cifar10", setting[0], setting[1], r, route="gradients"), few, grams, "cpu")
+        for r in range(12)
+    ]
+    passes = [
+        real_attack_cell(Cell("cifar10", setting[0], setting[1], r, route="direct"), few, grams, "cpu")
+        for r in range(12)
+    ]
     assert passes == steps
     agree(drawn, steps)
 

@@ -6,11 +6,12 @@ import pytest
 import torch
 
 from qbi.attacks.best_case import BestCase
+from qbi.attacks.input_range import InputRange
 from qbi.attacks.registry import ATTACKS
 from qbi.carrier import flat
 from qbi.data.images import denormalised, normalised, unit_pixels
 from qbi.data.photos import synthetic_photos
-from qbi.lab.compare.judging import CLASSES, InputRange, Setting, _mounted, _united
+from qbi.lab.compare.judging import CLASSES, Setting, _mounted, _united
 from qbi.private.defence import PrivateStep
 from qbi.private.goal import LIFETIME_BITS, Budget
 from qbi.randomness import generator
@@ -50,7 +51,8 @@ def attacked(key, budget, rounds):
     return errors(pixels, unit_pixels(data, chosen)), len(found) + 1
 
 
-def is_within(found, count, budget, rounds):
+def is_within(read, budget, rounds):
+    found, count = read
     """Whether what was measured could have been read under the budget: on average, and at 19 dB."""
     allowed = budget.bits(rounds) + torch.tensor(float(count)).log2().item()
     near = float((found <= 10 ** (-1.9)).double().mean())
@@ -69,14 +71,14 @@ def test_no_attack_reads_more_than_was_promised(key):
     for bits, rounds in ((72, 1), (8, 16), (0.7, 1), (0.7, 16)):
         budget = Budget.for_goal(bits=bits)
         found, count = attacked(key, budget, rounds)
-        assert is_within(found, count, budget, rounds), (bits, rounds)
+        assert is_within((found, count), budget, rounds), (bits, rounds)
 
 
 def test_without_the_noise_the_same_test_fails():
     """The noise left out, clipping, the grid and the promise kept: attacks that read are then above the bound, so the test above can fail."""
     promised = Budget.for_goal(bits=8)
     broken = Budget(0.0)
-    outside = [key for key in ATTACKS if not is_within(*attacked(key, broken, 1), promised, 1)]
+    outside = [key for key in ATTACKS if not is_within(attacked(key, broken, 1), promised, 1)]
     assert {"passive", "cascade", "qbi", "measured", "pairs", "trap-weights", "imprint", "mirrored"} <= set(outside)
 
 

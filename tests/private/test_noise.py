@@ -1,6 +1,7 @@
 """The keystream and the noise: published vectors, the law in the middle and in the tails, and what rounding leaves of a pair."""
 
 import math
+import os
 
 import mpmath
 import pytest
@@ -36,7 +37,7 @@ def test_the_keystream_is_aes_in_counter_mode_by_nist():
 def test_keys_come_from_the_system_and_are_never_the_same(monkeypatch):
     assert len({system_key() for _ in range(100)}) == 100
     asked = []
-    monkeypatch.setattr(keystream.os, "urandom", lambda n: asked.append(n) or bytes(n))
+    monkeypatch.setattr(os, "urandom", lambda n: asked.append(n) or bytes(n))
     release(torch.zeros(10, dtype=torch.float64), Grid.of(1.0, 0.1, 10))
     assert asked == [keystream.KEY_BYTES]
 

@@ -104,13 +104,6 @@ def test_neurons_needed_is_the_smallest(recall, batch_size):
     assert neurons == 1 or theory.expected_recall(neurons - 1, batch_size) < recall
 
 
-def test_binomial_laws_have_the_expected_means():
-    assert theory.active_law(1000, 20).mean() == pytest.approx(1000 * theory.expected_active(20))
-    assert theory.unique_law(1000, 20).var() == pytest.approx(
-        1000 * theory.expected_precision(20) * (1 - theory.expected_precision(20))
-    )
-
-
 def test_a_batch_of_one_is_defined_where_it_can_be():
     assert theory.expected_active(1) == theory.expected_precision(1) == theory.expected_recall(5, 1) == 1
     with pytest.raises(BadValue, match="batch size is 1"):

@@ -62,9 +62,9 @@ def decode_all(
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as problem:
             return name, str(problem) or type(problem).__name__
 
-    # Sizes are checked here, before any pixel is decoded; Pillow's own warning would only say the same.
-    warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
+    with warnings.catch_warnings(), ThreadPoolExecutor(os.cpu_count()) as pool:
+        # Sizes are checked here, before any pixel is decoded; Pillow's own warning would only say the same.
+        warnings.simplefilter("ignore", Image.DecompressionBombWarning)
         for block in _blocks(source):
             for name, result in pool.map(decode, block):
                 if isinstance(result, str):

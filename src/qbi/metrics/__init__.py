@@ -1,7 +1,7 @@
 """How much leaked: thresholds, one-to-one matching, similarity, means and intervals."""
 
 from qbi.metrics.guess import Guess
-from qbi.metrics.intervals import mean_interval, share_interval
+from qbi.metrics.intervals import mean_interval
 from qbi.metrics.matching import Recoveries, match
 from qbi.metrics.similarity import l1, psnr, ssim
 from qbi.metrics.thresholds import CLEAR, EXACT, FAITHFUL, RECOGNISABLE, THRESHOLDS, Threshold
@@ -19,6 +19,5 @@ __all__ = [
     "match",
     "mean_interval",
     "psnr",
-    "share_interval",
     "ssim",
 ]

@@ -3,8 +3,6 @@
 import math
 from collections.abc import Sequence
 
-from scipy import stats
-
 from qbi.errors import BadValue
 from qbi.records import Interval
 
@@ -23,11 +21,3 @@ def mean_interval(values: Sequence[float]) -> Interval:
     variance = math.fsum((v - mean) ** 2 for v in values) / (count - 1)
     half = Z * math.sqrt(variance / count)
     return Interval(mean=mean, low=mean - half, high=mean + half, count=count)
-
-
-def share_interval(hits: int, count: int) -> Interval:
-    """Wilson's interval for a share of `count` independent trials."""
-    if count < 1 or not 0 <= hits <= count:
-        raise BadValue(f"interval: {hits} of {count} is no share.")
-    found = stats.binomtest(hits, count).proportion_ci(method="wilson")
-    return Interval(mean=hits / count, low=float(found.low), high=float(found.high), count=count)

@@ -3,7 +3,7 @@
 import contextlib
 import io
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -43,14 +43,9 @@ def by_fx(model: nn.Module, inputs: Inputs) -> fx.Graph:
 
 def by_export(model: nn.Module, inputs: Inputs) -> fx.Graph:
     """The exported graph, its operators on a layer's own parameters written back as calls of that layer."""
-    # Export says at length on the log why it cannot; the reason is kept in the error.
-    logging.disable(logging.CRITICAL)
     said = io.StringIO()
-    try:
-        with as_client(model), contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-            program = torch.export.export(model, inputs, strict=False)
-    finally:
-        logging.disable(logging.NOTSET)
+    with as_client(model), _silent_torch(), contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        program = torch.export.export(model, inputs, strict=False)
     owned = {**program.graph_signature.inputs_to_parameters, **program.graph_signature.inputs_to_buffers}
     constants = dict(program.graph_signature.inputs_to_lifted_tensor_constants)
     graph, copied = fx.Graph(), {}
@@ -77,6 +72,27 @@ def by_export(model: nn.Module, inputs: Inputs) -> fx.Graph:
         if node.op in ("get_attr", "call_function") and not node.users:
             graph.erase_node(node)
     return graph
+
+
+@contextlib.contextmanager
+def _silent_torch() -> Iterator[None]:
+    """Export says at length on the log why it cannot; the reason is kept in the error. Other libraries' logs stay as they are."""
+
+    def keep(record: logging.LogRecord) -> bool:
+        return not record.name.startswith("torch")
+
+    handlers = [*logging.getLogger().handlers, *logging.getLogger("torch").handlers]
+    for name, logger in logging.Logger.manager.loggerDict.items():
+        if name.startswith("torch") and isinstance(logger, logging.Logger):
+            handlers += logger.handlers
+    handlers += [logging.lastResort] if logging.lastResort is not None else []
+    for handler in handlers:
+        handler.addFilter(keep)
+    try:
+        yield
+    finally:
+        for handler in handlers:
+            handler.removeFilter(keep)
 
 
 def _constant(value: Tensor) -> Callable[[], Tensor]:

@@ -4,7 +4,6 @@ from qbi.theory.leakage import (
     ACTIVE_LIMIT,
     UNIQUE_LIMIT,
     Expectation,
-    active_law,
     bias_for_probability,
     exact_bias,
     expectation,
@@ -15,14 +14,12 @@ from qbi.theory.leakage import (
     isolation_probability,
     neurons_needed,
     optimal_bias,
-    unique_law,
 )
 
 __all__ = [
     "ACTIVE_LIMIT",
     "UNIQUE_LIMIT",
     "Expectation",
-    "active_law",
     "bias_for_probability",
     "exact_bias",
     "expectation",
@@ -33,5 +30,4 @@ __all__ = [
     "isolation_probability",
     "neurons_needed",
     "optimal_bias",
-    "unique_law",
 ]

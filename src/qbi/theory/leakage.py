@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-from scipy import optimize, special, stats
+from scipy import optimize, special
 
 from qbi.errors import BadValue, require_positive
 
 if TYPE_CHECKING:
-    from scipy.stats.distributions import rv_frozen
+    pass
 
 ACTIVE_LIMIT = 1 - 1 / math.e
 """Eq. 10: expected share of active neurons as the batch grows."""
@@ -163,18 +163,6 @@ def neurons_needed(recall: float, batch_size: int, probability: float | None = N
     while expected_recall(neurons, batch_size, probability) < recall:
         neurons += 1
     return neurons
-
-
-def active_law(neurons: int, batch_size: int, probability: float | None = None) -> "rv_frozen":
-    """The binomial law of N_A, the number of active neurons, for independent firing."""
-    require_positive("theory", neurons=neurons)
-    return stats.binom(neurons, expected_active(batch_size, probability))
-
-
-def unique_law(neurons: int, batch_size: int, probability: float | None = None) -> "rv_frozen":
-    """The binomial law of N_u, the number of neurons with exactly one sample, for independent firing."""
-    require_positive("theory", neurons=neurons)
-    return stats.binom(neurons, expected_precision(batch_size, probability))
 
 
 def expectation(neurons: int, batch_size: int, features: int, *, exact: bool = False) -> Expectation:

@@ -11,7 +11,7 @@ except ImportError as problem:
     raise MissingExtra("flwr", "flower") from problem
 
 from qbi.integrations.flower.guard import guarded_by, leak_guard
-from qbi.integrations.flower.records import load_record, save_record, state_of
+from qbi.integrations.flower.records import save_record, state_of
 from qbi.integrations.flower.server import Recording, audit_server_app, read_reply
 
 __all__ = [
@@ -19,7 +19,6 @@ __all__ = [
     "audit_server_app",
     "guarded_by",
     "leak_guard",
-    "load_record",
     "read_reply",
     "save_record",
     "state_of",

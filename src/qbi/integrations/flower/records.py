@@ -8,7 +8,6 @@ from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from safetensors.torch import save
 from torch import Tensor
 
-from qbi.data.checkpoint import load_parameters
 from qbi.files import write_atomically
 
 Kind = TypeVar("Kind", ArrayRecord, ConfigRecord, MetricRecord)
@@ -32,8 +31,3 @@ def arrays_of(state: dict[str, Tensor]) -> ArrayRecord:
 def save_record(arrays: ArrayRecord, path: Path) -> None:
     """A record as safetensors, which `qbi replay` and `qbi inspect` read."""
     write_atomically(path, save({n: v.contiguous() for n, v in state_of(arrays).items()}))
-
-
-def load_record(path: Path) -> ArrayRecord:
-    """A parameter file that a deployment left behind (.safetensors, .npz, .pt), as a record."""
-    return arrays_of(load_parameters(path))
