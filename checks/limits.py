@@ -1,6 +1,6 @@
 """Limits that hold for all code: `make check` fails where one is passed.
 
-Functions of at most 60 lines, modules of at most 250, lines of code of at most 120 characters, no class name twice, no public function that
+Functions of at most 60 lines, modules of at most 250, lines of code of at most 120 characters, prose wrapped, no class name twice, no public function that
 nothing refers to.
 """
 
@@ -14,7 +14,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src"
 ELSEWHERE = ("tests", "docs", "examples", "checks")
-FUNCTION, MODULE, LINE = 60, 250, 120
+FUNCTION, MODULE, LINE, PROSE = 60, 250, 120, 160
+VALUE = re.compile(r"<!-- value [\w-]+ -->.*?<!-- end -->")
 TEXT = re.compile(r"""["']|#""")
 """Sentences for people stay on one line: the formatter does not break them."""
 
@@ -23,7 +24,7 @@ def main() -> int:
     """Print every place; exit code 1 if there is one."""
     files = {path: path.read_text(encoding="utf-8") for path in sorted(SOURCE.rglob("*.py"))}
     trees = {path: ast.parse(text) for path, text in files.items()}
-    found = [*_lengths(files, trees), *_classes_twice(trees), *_unreferenced(files, trees)]
+    found = [*_lengths(files, trees), *_classes_twice(trees), *_unreferenced(files, trees), *_prose()]
     for line in found:
         print(line)
     return int(bool(found))
@@ -41,6 +42,17 @@ def _lengths(files: dict[Path, str], trees: dict[Path, ast.Module]) -> Iterator[
         for node in ast.walk(trees[path]):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and _length(node) > FUNCTION:
                 yield f"{name}:{node.lineno}: {node.name} has {_length(node)} lines of code, at most {FUNCTION}."
+
+
+def _prose() -> Iterator[str]:
+    """Lines of the pages that are not wrapped; tables, code and rendered values are as long as they are."""
+    for path in [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]:
+        fenced = False
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            fenced ^= line.startswith("```")
+            rendered = VALUE.sub("", line)
+            if len(rendered) > PROSE and not fenced and not line.startswith(("|", "    ")):
+                yield f"{path.relative_to(ROOT)}:{number}: {len(line)} characters, at most {PROSE}; wrap it."
 
 
 def _length(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:

@@ -58,7 +58,7 @@ def test_an_attack_from_outside_is_audited_compared_and_calibrated(beacon):
     outcome = next(a for a in result.attacks if a.layer == "0")
     assert outcome.attack == "beacon"
     assert 0 < outcome.recall <= 0.1  # one candidate counts for one sample, in batches that hold one of them
-    assert "A server that lights a beacon" in result.verdict
+    assert "(attack: beacon" in result.verdict
     photos = synthetic_photos(160, 8, seed=0)
     judged = judge(photos, beacon, "none", 10, Setting(neurons=20, batches=1))
     assert judged.attack == beacon

@@ -109,7 +109,7 @@ def test_a_missing_bias_protects_nothing():
     result = audited(without_bias())
     assert result.status == "leaks"
     assert result.share > 0.5
-    assert "up to one factor" in result.verdict
+    assert "each up to one factor" in result.verdict
     assert result.worst.attack
 
 

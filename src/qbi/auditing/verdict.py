@@ -1,4 +1,4 @@
-"""The audit's answer in one or two sentences."""
+"""The verdict in one or two sentences."""
 
 from typing import TYPE_CHECKING
 
@@ -16,30 +16,38 @@ def verdict(result: "AuditResult") -> str:
     if worst is not None and worst.reads:
         return _reads(worst, result) + _pictures(result)
     if result.status == "leaks":
-        return _beside(result)
+        return _side_information(result)
     if result.status == "not tested":
         return _not_tested(result)
     tried = ", ".join(dict.fromkeys(a.attack for a in result.attacks))
-    return f"Tested, nothing read: by {tried}. " + (result.doubts[0] if result.doubts else "")
+    return f"No attack that was tried recovered anything ({tried}). " + (result.doubts[0] if result.doubts else "")
+
+
+NOUNS = {"images": "images", "text": "texts"}
+"""What a sample is called, by its kind; all else are records."""
 
 
 def _reads(worst: "AttackOutcome", result: "AuditResult") -> str:
-    samples = result.client.samples
-    factor = ", up to one factor each" if worst.up_to_factor else ""
+    server = "A malicious server" if worst.crafted else "An honest-but-curious server"
+    factor = ", each up to one factor" if worst.up_to_factor else ""
+    place = f"(attack: {worst.attack}, layer {worst.layer})"
+    noun = NOUNS.get(result.kind, "records") if worst.whole_samples else "feature vectors"
+    noun = noun if worst.unit == "samples" else "single positions"
     if worst.recall == 0:
         threshold = next(t for t in THRESHOLDS if worst.reads_at(t))
         return (
-            f"A server that {worst.action} reads {percent(worst.recovered[threshold].mean)} % of {worst.unit} {threshold_words(threshold, result.kind)}{factor} "
-            f"(a guess: {100 * worst.guessed.get(threshold, 0.0):.0f} %), none exactly, through “{worst.layer}”."
+            f"{server} can recover {percent(worst.recovered[threshold].mean)} % of the {noun} of a batch "
+            f"{threshold_words(threshold, result.kind)}{factor}, none exactly {place}; a guess hits "
+            f"{100 * worst.guessed.get(threshold, 0.0):.0f} %."
         )
-    count = worst.recall * samples
+    samples = result.client.samples
     if worst.unit != "samples":
-        what = f"{percent(worst.recall)} % of the single positions (not whole samples){factor}"
-    elif worst.whole_samples:
-        what = f"{count:.1f} of {samples} samples, exactly{factor}"
+        what = f"{percent(worst.recall)} % of the {noun} of a batch, not whole samples,"
+    elif worst.recall == 1:
+        what = f"all {samples} {noun} of a batch"
     else:
-        what = f"what is left of {count:.1f} of {samples} samples at this layer{factor}"
-    return f"A server that {worst.action} reads {what} (R = {percent(worst.recall)} %), through “{worst.layer}”."
+        what = f"{worst.recall * samples:.1f} of {samples} {noun} of a batch, on average,"
+    return f"{server} can recover {what} exactly{factor} {place}."
 
 
 def _pictures(result: "AuditResult") -> str:
@@ -48,7 +56,7 @@ def _pictures(result: "AuditResult") -> str:
     if found is None or not found.says_more:
         return ""
     share = found.recovered[THRESHOLDS[-1]]
-    return f" From the features at “{found.layer}” a decoder makes recognisable pictures of {percent(share)} % of the images."
+    return f" From the features at layer {found.layer} a decoder makes recognisable pictures of {percent(share)} % of the images."
 
 
 def percent(share: float) -> str:
@@ -56,11 +64,11 @@ def percent(share: float) -> str:
     return f"{100 * share:.0f}" if share == 0 or share >= 0.01 else f"{100 * share:.2g}"
 
 
-def _beside(result: "AuditResult") -> str:
+def _side_information(result: "AuditResult") -> str:
     leaking = max(result.tokens, key=lambda s: s.share)
     return (
-        f"A server that only looks on reads {leaking.what}: {100 * leaking.share:.0f} % of those in a batch, through “{leaking.layer}”. "
-        "No sample was read whole."
+        f"An honest-but-curious server can recover {100 * leaking.share:.0f} % of the {leaking.what} in a batch "
+        f"(layer {leaking.layer}). No whole sample was recovered."
     )
 
 
@@ -69,4 +77,4 @@ def _not_tested(result: "AuditResult") -> str:
     if not left:
         return "Not tested: the model has no trained parameter that an attack could be tried on."
     more = f" and {len(left) - 1} more" if len(left) > 1 else ""
-    return f"Not tested: “{left[0].layer}” ({left[0].reason.rstrip('.')}){more}. Nothing was read from what was, which says nothing of the rest."
+    return f"Not tested: “{left[0].layer}” ({left[0].reason.rstrip('.')}){more}. Nothing was recovered from the layers that were tested; that says nothing about the rest."
