@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src"
 ELSEWHERE = ("tests", "docs", "examples", "checks")
 FUNCTION, MODULE, LINE, PROSE = 60, 250, 120, 160
-VALUE = re.compile(r"<!-- value [\w-]+ -->.*?<!-- end -->")
+RENDERED = re.compile(r"<!-- (?:table|value) [\w-]+ -->.*?<!-- end -->", re.DOTALL)
 TEXT = re.compile(r"""["']|#""")
 """Sentences for people stay on one line: the formatter does not break them."""
 
@@ -48,10 +48,10 @@ def _prose() -> Iterator[str]:
     """Lines of the pages that are not wrapped; tables, code and rendered values are as long as they are."""
     for path in [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]:
         fenced = False
-        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        text = RENDERED.sub(lambda found: "\n" * found[0].count("\n"), path.read_text(encoding="utf-8"))
+        for number, line in enumerate(text.splitlines(), 1):
             fenced ^= line.startswith("```")
-            rendered = VALUE.sub("", line)
-            if len(rendered) > PROSE and not fenced and not line.startswith(("|", "    ")):
+            if len(line) > PROSE and not fenced and not line.startswith(("|", "    ")):
                 yield f"{path.relative_to(ROOT)}:{number}: {len(line)} characters, at most {PROSE}; wrap it."
 
 
