@@ -30,7 +30,20 @@ def test_audit_does_the_main_job(tmp_path):
 
 def test_audit_is_deterministic_and_speaks_json(tmp_path, qbi_here, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    arguments = ("audit", "--size", 12, "--attack", "pairs", "--neurons", 40, "--batch-size", 10, "--json")
+    arguments = (
+        "audit",
+        "--size",
+        12,
+        "--attack",
+        "pairs",
+        "--neurons",
+        40,
+        "--batch-size",
+        10,
+        "--batches",
+        2,
+        "--json",
+    )
     first, again = (json.loads(qbi_here(*arguments)[1]) for _ in range(2))
     first.pop("seconds"), again.pop("seconds")
     assert first == again
@@ -40,7 +53,20 @@ def test_audit_is_deterministic_and_speaks_json(tmp_path, qbi_here, monkeypatch)
 @pytest.mark.parametrize("norm", ["batch", "layer"])
 def test_audit_with_normalisation(tmp_path, qbi_here, norm, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    code, said = qbi_here("audit", "--size", 16, "--norm", norm, "--batches", 1, "--attack", "qbi", "--json")
+    code, said = qbi_here(
+        "audit",
+        "--size",
+        16,
+        "--norm",
+        norm,
+        "--batches",
+        1,
+        "--attack",
+        "qbi",
+        "--no-decode",
+        "--no-defences",
+        "--json",
+    )
     assert code == 0, said
     document = json.loads(said)
     found = document["attacks"][0]

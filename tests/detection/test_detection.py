@@ -99,17 +99,18 @@ def test_benign_models_show_no_sign(photos, seed, epochs):
     assert inspect_parameters(trained(seed, photos, epochs).state_dict()) == []
 
 
-def test_the_command_says_which_layer_and_exits_with_one(photos, tmp_path):
+def test_the_command_says_which_layer_and_exits_with_one(photos, tmp_path, qbi_here, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
     x = normalised(photos, slice(0, 2))
     model = image_cnn(photos.shape, 40)
     save_file(model.state_dict(), tmp_path / "benign.safetensors")
     torch.save(mount(model, QBI(20), x, generator(0)).model.state_dict(), tmp_path / "crafted.pt")
-    assert qbi("inspect", "benign.safetensors", cwd=tmp_path).returncode == 0
-    done = qbi("inspect", "crafted.pt", cwd=tmp_path)
-    assert done.returncode == 1
-    assert "fc1: negative bias in 40 of 40 rows" in done.stdout.replace("\n", " ")
-    assert '"detector": "identity kernels"' in qbi("inspect", "crafted.pt", "--json", cwd=tmp_path).stdout
+    assert qbi_here("inspect", "benign.safetensors")[0] == 0
+    code, said = qbi_here("inspect", "crafted.pt")
+    assert code == 1
+    assert "fc1: negative bias in 40 of 40 rows" in said.replace("\n", " ")
+    assert '"detector": "identity kernels"' in qbi_here("inspect", "crafted.pt", "--json")[1]
 
 
 def test_a_nested_checkpoint_is_looked_into(photos, tmp_path):

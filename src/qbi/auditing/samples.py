@@ -17,7 +17,11 @@ from qbi.records import ImageData, TextData
 
 @dataclass(frozen=True)
 class Samples:
-    """Inputs (one tensor for each input of the model), targets, and what is known of their meaning."""
+    """Inputs (one tensor for each input of the model), targets, and what is known of their meaning.
+
+    >>> len(Samples("patients", (torch.rand(50, 12),), torch.arange(50) % 2))
+    50
+    """
 
     name: str
     inputs: tuple[Tensor, ...]

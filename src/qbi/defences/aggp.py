@@ -39,6 +39,14 @@ class AGGP:
         lowest, highest: p_l and p_u, between which the share of a row's entries lies that may stay.
         random_part: the part of these that stays, drawn anew in every step.
         bias: the paper leaves the bias gradient, and with it the exact divisor; "drop" takes it.
+
+    >>> from qbi.federation.exposed import exposed_step
+    >>> from qbi.randomness import generator
+    >>> model = nn.Sequential(nn.Linear(100, 20), nn.ReLU(), nn.Linear(20, 2))
+    >>> step = exposed_step(model, torch.randn(4, 100), torch.tensor([0, 1, 0, 1]))
+    >>> pruned = AGGP().apply(step, generator(0)).update
+    >>> int((pruned.gradients["0.weight"] != 0).sum()) < int((step.update.gradients["0.weight"] != 0).sum())
+    True
     """
 
     cutoff: int = 16

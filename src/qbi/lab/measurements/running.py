@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 import qbi
+from qbi.attacks import Passive
 from qbi.data.open import open_images
 from qbi.lab.measurements import in_clone
 from qbi.lab.networks import Quickstart
@@ -77,7 +78,7 @@ def _asked(name: str) -> tuple[float, float, str]:
     images = open_images("photos", size=32, count=256, seed=0)
     if name.startswith("LeNet"):
         return _judged(_lenet(), images)
-    return _judged(Quickstart(), images, batch_size=32, attacks=["passive"], defences=False)
+    return _judged(Quickstart(), images, batch_size=32, attacks=[Passive.key], defences=False)
 
 
 def _lenet() -> nn.Module:
