@@ -8,6 +8,7 @@ from torch import Tensor
 from qbi.attacks.base import Carried, Reading
 from qbi.attacks.behind import SeesPositions
 from qbi.attacks.certifying import certify
+from qbi.attacks.edges import by_zeros
 from qbi.attacks.explaining import ByLabel, ByNumber, tail_for
 from qbi.errors import CannotRead
 from qbi.extraction.decoding import (
@@ -102,11 +103,28 @@ def _decode(system: System, sent: Carried, update: Update, how: Reading, gradien
         found = nothing(system, outputs)
     # As many independent rows as there are values in a sample: more samples than can be told apart.
     full = system.rank >= gradient.shape[1]
-    if not unmixing or full or len(found) >= system.rank or not system.tells_samples_apart:
+    if not unmixing or full:
+        return _read_of(system, tail, found, size)
+    found, loose = by_zeros(system, tail, found, gradient, how.seed)
+    read = _unmixed(system, tail, found, sent, gradient, size, how.seed)
+    return _with_unproven(system, read, loose)
+
+
+def _unmixed(
+    system: System,
+    tail: ByLabel | ByNumber | None,
+    found: Recovered,
+    sent: Carried,
+    gradient: Tensor,
+    size: int,
+    seed: int,
+) -> _Read:
+    """What the layer's own rectifier gives beside what is known."""
+    if len(found) >= system.rank or not system.tells_samples_apart:
         return _read_of(system, tail, found, size)
     shape = sent.carrier.shape if sent.carrier.columns is None else ()
     try:
-        unmixed = unmix(system, gradient, shape, known=found.backprops if len(found) else None, seed=how.seed)
+        unmixed = unmix(system, gradient, shape, known=found.backprops if len(found) else None, seed=seed)
     except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
         return _read_of(system, tail, found, size)
     directions = torch.cat([unmixed.exact, unmixed.rough], 1)
@@ -114,7 +132,7 @@ def _decode(system: System, sent: Carried, update: Update, how: Reading, gradien
     read = _read_of(system, tail, found, size)
     if solved is not None:
         read = _together(system, tail, found, *solved, size, complete=unmixed.complete)
-    return read if unmixed.complete else _with_estimates(system, read, unmixed.estimates)
+    return read if unmixed.complete else _with_unproven(system, read, unmixed.estimates @ system.basis.T / system.sizes)
 
 
 def _read_of(system: System, tail: ByLabel | ByNumber | None, found: Recovered, size: int) -> _Read:
@@ -162,15 +180,19 @@ def _together(
     )
 
 
-def _with_estimates(system: System, read: _Read, estimates: Tensor) -> _Read:
-    """The independent components as they are, after everything that is known better."""
-    count = len(estimates)
+def _with_unproven(system: System, read: _Read, others: Tensor) -> _Read:
+    """Combinations of rows that nothing proves, after everything that is known better."""
+    if len(others) == 0:
+        return read
+    z, known = others @ system.products, read.coefficients @ system.products
+    new, _ = distinct(z, torch.arange(len(z), device=z.device), known, torch.zeros_like(z[:, 0]))
+    others, count = others[new], len(new)
     return _Read(
-        torch.cat([read.coefficients, estimates @ system.basis.T / system.sizes]),
-        torch.cat([read.certified, torch.zeros(count, dtype=torch.bool, device=estimates.device)]),
-        torch.cat([read.labels, torch.full((count,), -1, device=estimates.device)]),
-        torch.cat([read.rows, torch.zeros(count, dtype=torch.long, device=estimates.device)]),
-        torch.cat([read.error, torch.full((count,), torch.inf, device=estimates.device)]),
+        torch.cat([read.coefficients, others]),
+        torch.cat([read.certified, torch.zeros(count, dtype=torch.bool, device=others.device)]),
+        torch.cat([read.labels, torch.full((count,), -1, device=others.device)]),
+        torch.cat([read.rows, torch.zeros(count, dtype=torch.long, device=others.device)]),
+        torch.cat([read.error, torch.full((count,), torch.inf, device=others.device)]),
     )
 
 
