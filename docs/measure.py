@@ -10,6 +10,7 @@ python docs/measure.py federations --data cifar-10-python.tar.gz
 python docs/measure.py saturation --data imagenet
 python docs/measure.py training --data cifar10
 python docs/measure.py zoo
+python docs/measure.py sentences --data aclImdb.tar.xz
 
 What `qbi bench`, `compare` and `reproduce` write is kept beside them as it is, values rounded.
 """
@@ -20,6 +21,7 @@ from pathlib import Path
 from measured.detectors import calibration, detection, longer
 from measured.reading import best_case, learned, pictures, saturation
 from measured.running import audit_times, audits, federations, training, zoo
+from measured.text import sentences
 
 from qbi.files import to_json, write_atomically
 
@@ -33,6 +35,7 @@ def main() -> None:
     known = {
         "best-case": best_case,
         "pictures": pictures,
+        "sentences": sentences,
         "learned": learned,
         "detection": detection,
         "calibration": calibration,

@@ -14,9 +14,9 @@ def verdict(result: "AuditResult") -> str:
     """What a server reads, or what was tried in vain, or what was not tested."""
     worst = result.worst
     if worst is not None and worst.reads:
-        return _reads(worst, result) + _pictures(result)
+        return _reads(worst, result) + _pictures(result) + _sentences(result)
     if result.status == "leaks":
-        return _beside(result)
+        return (_beside(result) if result.tokens else "") + _sentences(result)
     if result.status == "not tested":
         return _not_tested(result)
     tried = ", ".join(dict.fromkeys(a.attack for a in result.attacks))
@@ -49,6 +49,17 @@ def _pictures(result: "AuditResult") -> str:
         return ""
     share = found.recovered[THRESHOLDS[-1]]
     return f" From the features at “{found.layer}” a decoder makes recognisable pictures of {percent(share)} % of the images."
+
+
+def _sentences(result: "AuditResult") -> str:
+    """What is read of the words themselves, by who only looks on."""
+    found = result.sentences
+    if found is None or not found.says_more:
+        return ""
+    return (
+        f" A server that only looks on reads sentences: {percent(found.exact)} % of the sequences exactly, {percent(found.words)} % of the tokens in "
+        f"their place (ROUGE-1 {found.rouge_1:.2f}, ROUGE-2 {found.rouge_2:.2f}), from the span of “{found.layers[0]}”."
+    )
 
 
 def percent(share: float) -> str:

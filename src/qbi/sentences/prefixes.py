@@ -12,9 +12,9 @@ from qbi.sentences.span import TIMES, Span
 WIDER = 4
 """Prefixes that are followed, in batches."""
 
-NEAREST, BACK, SHARED = 4, 8, 6
+NEAREST, BACK, SHARED = 4, 8, 4
 """Tokens that are tried behind a prefix first; how many of a prefix's last tokens say what its backprops look like; and the positions up to
-which prefixes are often shared, so that all likely tokens are tried behind each."""
+which prefixes are often shared, so that every token is tried behind each."""
 
 
 class PrefixSearch:
@@ -47,21 +47,17 @@ class PrefixSearch:
 
     def _continued(self, prefixes: Tensor, position: int) -> tuple[Tensor, Tensor, Tensor]:
         """Longer prefixes, how far each is from the span, and what it continues."""
-        likely = self.places.at(position)
+        likely = self.places.token[own := self.places.at(position)]
+        every = self.found.at(position)
         everyone = torch.arange(len(prefixes), device=prefixes.device)
-        near_first = position >= SHARED and len(likely) > NEAREST
-        if near_first:
-            near = (self._looks(prefixes) @ self.backs[likely].T).topk(NEAREST).indices
-            found = self._test(prefixes, everyone.repeat_interleave(NEAREST), self.places.token[likely[near.flatten()]])
-            unused = self.places.token[likely]
-            unused = unused[~torch.isin(unused, found[0][:, -1])]
-            found = _both(found, self._test(prefixes, *_every(everyone, unused)))
-        else:
-            found = self._test(prefixes, *_every(everyone, self.places.token[likely]))
+        if position < SHARED or len(likely) <= NEAREST:
+            return self._test(prefixes, *_every(everyone, every))
+        near = (self._looks(prefixes) @ self.backs[own].T).topk(NEAREST).indices
+        found = self._test(prefixes, everyone.repeat_interleave(NEAREST), likely[near.flatten()])
+        unused = likely[~torch.isin(likely, found[0][:, -1])]
+        found = _both(found, self._test(prefixes, *_every(everyone, unused)))
         left = everyone[~torch.isin(everyone, found[2])]
-        rest = self.found.at(position)
-        rest = rest if near_first else rest[~torch.isin(rest, self.places.token[likely])]
-        return _both(found, self._test(prefixes, *_every(left, rest)))
+        return _both(found, self._test(prefixes, *_every(left, every)))
 
     def _looks(self, prefixes: Tensor) -> Float[Tensor, "k n"]:
         """What the backprops of each prefix look like."""

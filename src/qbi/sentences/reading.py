@@ -72,15 +72,13 @@ def read_sentences(
     groups = [g for g in arrivals.groups(probe) if all(w in gradients for w in g.weights)]
     if not groups:
         raise CannotRead("no trained linear map sees the positions of this model one by one.")
-    first = groups[0]
-    check_positions_alone(arrivals, first, probe)
-    span = _span(first, gradients, rounding)
+    first, span = _first(arrivals, groups, gradients, probe, rounding)
     allowed = tokens_allowed(arrivals, first, span, vocabulary, length, draws)
     tokens = allowed.any(1).nonzero()[:, 0]
     nothing = ReadSentences((), (), (), (first.name,), span.rank, span.width, False, time.perf_counter() - started)
     if not len(tokens):
         return nothing
-    second, later = _later(arrivals, groups[1:], first, gradients, tokens, length, batch_size, rounding)
+    second, later = _later(arrivals, groups[groups.index(first) + 1 :], first, gradients, tokens, length, batch_size, rounding)
     found = Found(tokens, allowed[tokens], likely_places(arrivals, second, later, tokens, length))
     causal = _looks_back_only(arrivals, second, probe)
     if causal:
@@ -102,6 +100,21 @@ def read_sentences(
         causal,
         time.perf_counter() - started,
     )
+
+
+def _first(
+    arrivals: Arrivals, groups: list[MapGroup], gradients: Mapping[str, Tensor], probe: Tensor, rounding: float
+) -> tuple[MapGroup, Span]:
+    """The first maps that decide, of those whose inputs depend on single tokens: of adapters, whichever of the two maps got a gradient."""
+    reason: CannotRead | None = None
+    for group in groups[:LATER]:
+        try:
+            check_positions_alone(arrivals, group, probe)
+            return group, _span(group, gradients, rounding)
+        except CannotRead as problem:
+            reason = reason or problem
+    assert reason is not None
+    raise reason
 
 
 def _span(group: MapGroup, gradients: Mapping[str, Tensor], rounding: float) -> Span:
@@ -133,14 +146,15 @@ def _later(
     best: tuple[float, MapGroup, Span] | None = None
     reason = "there is no layer behind the first that sees positions together."
     for group in groups[:LATER]:
-        if group.width > first.width:
+        if group.width > 2 * first.width:
             continue
         try:
             span = _span(group, gradients, rounding)
         except CannotRead as problem:
             reason = str(problem)
             continue
-        far = span.distances(arrivals.at(group, ids)).flatten()
+        # The first positions of a decoder have next to no context, and are exact in every layer.
+        far = span.distances(arrivals.at(group, ids)[:, length // 4 :]).flatten()
         contrast = float(far.median() / far.quantile(share).clamp_min(1e-12))
         if best is None or contrast > best[0]:
             best = contrast, group, span
