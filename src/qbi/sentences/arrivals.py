@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -108,11 +109,8 @@ class Arrivals:
 
     def _run(self, ids: Tensor, wanted: int | None) -> list[tuple[str, bool, Tensor]]:
         catching = _Catching(self.parts, (ids.shape[0], ids.shape[1]), wanted)
-        with torch.no_grad(), untouched(self.model), catching:
-            try:
-                self.model(*self.feed(ids))
-            except _Enough:
-                pass
+        with torch.no_grad(), untouched(self.model), catching, suppress(_Enough):
+            self.model(*self.feed(ids))
         return catching.met
 
     def groups(self, ids: Int[Tensor, "k t"]) -> list[MapGroup]:
@@ -123,10 +121,11 @@ class Arrivals:
         for place, (name, _, given) in enumerate(met):
             if often[name] > 1:
                 continue
-            if found and found[-1][1].shape == given.shape and torch.equal(found[-1][1], given):
-                found[-1][0].append(place)
-            else:
+            same = next((own for own, seen in found if seen.shape == given.shape and torch.equal(seen, given)), None)
+            if same is None:
                 found.append(([place], given))
+            else:
+                same.append(place)
         return [
             MapGroup(tuple(met[i][0] for i in own), tuple(met[i][1] for i in own), own[0], given.shape[-1])
             for own, given in found

@@ -1,6 +1,6 @@
 """Sequences of a model that looks both ways: tokens whose backprops resemble each other are put together, tested whole, and mended."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -11,6 +11,9 @@ from qbi.sentences.arrivals import Arrivals, MapGroup
 from qbi.sentences.candidates import AT_ONCE, Found
 from qbi.sentences.pairing import TokenPlaces, backprops_of, likely_places_of
 from qbi.sentences.span import TIMES, Span
+
+WIDER = 4
+"""Batches of tokens that are tried at a position at last."""
 
 AGAIN, MISSING = 4, 0.3
 """Further tries for samples that are missing, and how much nearer a token counts there that stands in no proven sequence."""
@@ -51,7 +54,8 @@ def join_tokens(
         if bool(judged.proven.all()):
             break
     assert best is not None
-    mended = _mend(arrivals, second, span, best, kept, pairs)
+    wide = likely_places_of(found, positions, WIDER * batch_size, cut=False)
+    mended = _mend(arrivals, second, span, best, kept, pairs, wide)
     for _ in range(AGAIN):
         spare = _unused(mended, pairs)
         if not len(spare) or not bool(mended.proven.any()):
@@ -60,7 +64,7 @@ def join_tokens(
         places = pairs.place[spare]
         seeds = spare[places == places.mode().values][:batch_size]
         more = _judge(arrivals, second, span, _clusters(kept, pairs, positions, seeds, spare))
-        again = _mend(arrivals, second, span, more, kept, pairs)
+        again = _mend(arrivals, second, span, more, kept, pairs, wide)
         gained = bool(again.proven.any())
         mended = _best(Joined(*(torch.cat([getattr(mended, n), getattr(again, n)]) for n in ("ids", "proven", "far"))))
         if not gained:
@@ -77,7 +81,11 @@ def _unused(joined: Joined, pairs: TokenPlaces) -> Int[Tensor, " u"]:
 
 
 def _clusters(
-    backs: Float[Tensor, "u n"], pairs: TokenPlaces, positions: int, seeds: Tensor | None = None, spare: Tensor | None = None
+    backs: Float[Tensor, "u n"],
+    pairs: TokenPlaces,
+    positions: int,
+    seeds: Tensor | None = None,
+    spare: Tensor | None = None,
 ) -> Int[Tensor, "k t"]:
     """A sequence for each token of the position that has most: everywhere the token whose backprop is nearest to the sequence's own."""
     where = [pairs.at(p) for p in range(positions)]
@@ -105,17 +113,26 @@ def _judge(arrivals: Arrivals, group: MapGroup, span: Span, ids: Int[Tensor, "k 
 
 
 def _mend(
-    arrivals: Arrivals, group: MapGroup, span: Span, start: Joined, backs: Float[Tensor, "u n"], pairs: TokenPlaces
+    arrivals: Arrivals,
+    group: MapGroup,
+    span: Span,
+    start: Joined,
+    backs: Float[Tensor, "u n"],
+    pairs: TokenPlaces,
+    wide: TokenPlaces,
 ) -> Joined:
-    """Change tokens one by one, where that brings a sequence nearer to the span, the likeliest of the others first."""
+    """Change tokens one by one, where that brings a sequence nearer to the span: the likeliest others, all of them, then unlikely ones too."""
     ids, proven, far = start.ids.clone(), start.proven.clone(), start.far.clone()
-    where = [pairs.at(p) for p in range(ids.shape[1])]
-    most: int | None = TRIED
+    ways: list[Callable[[Tensor], Tensor]] = [
+        lambda row: _changes(row, pairs, _nearness(row, pairs, backs), TRIED),
+        lambda row: torch.cat([_changes(row, pairs), _swaps(row, pairs)]),
+        lambda row: _changes(row, wide),
+    ]
     for _ in range(SWEEPS):
         open_rows = (~proven).nonzero()[:, 0]
         if not len(open_rows):
             break
-        changes = [_changes(ids[row], where, backs, pairs, most) for row in open_rows]
+        changes = [ways[0](ids[row]) for row in open_rows]
         owner = torch.cat([row.repeat(len(c)) for row, c in zip(open_rows, changes, strict=True)])
         tried = _judge(arrivals, group, span, torch.cat(changes))
         moved = False
@@ -127,30 +144,36 @@ def _mend(
             ids[row], moved = _combined(arrivals, group, span, ids[row], tried, better), True
         now = _judge(arrivals, group, span, ids)
         proven, far = now.proven, now.far
-        if not moved and most is None:
+        if not moved:
+            ways = ways[1:]
+        if not ways:
             break
-        most = most if moved else None
     return _best(Joined(ids, proven, far))
 
 
-def _changes(row: Tensor, where: Sequence[Tensor], backs: Tensor, pairs: TokenPlaces, most: int | None) -> Int[Tensor, "c t"]:
-    """The sequence with another token at one position."""
-    own = torch.cat([at[pairs.token[at] == token] for at, token in zip(where, row, strict=True)])
-    centre = backs[own].sum(0)
-    places, tokens = [], []
-    for position, at in enumerate(where):
-        others = at[pairs.token[at] != row[position]]
-        others = others[(backs[others] @ centre).argsort(descending=True)[:most]]
-        places.append(torch.full_like(others, position))
-        tokens.append(pairs.token[others])
-    changed = row.repeat(1 + sum(len(t) for t in tokens), 1)
-    changed[torch.arange(1, len(changed), device=row.device), torch.cat(places)] = torch.cat(tokens)
-    return torch.cat([changed, _swaps(row, where, pairs)])
+def _nearness(row: Tensor, pairs: TokenPlaces, backs: Float[Tensor, "u n"]) -> Float[Tensor, " u"]:
+    """How much the backprop of each token is like those of a sequence."""
+    return backs @ backs[row[pairs.place] == pairs.token].sum(0)
 
 
-def _swaps(row: Tensor, where: Sequence[Tensor], pairs: TokenPlaces) -> Int[Tensor, "c t"]:
+def _changes(
+    row: Tensor, pairs: TokenPlaces, nearness: Tensor | None = None, most: int | None = None
+) -> Int[Tensor, "c t"]:
+    """The sequence as it is, and with another token at one position, the nearest ones."""
+    others = (pairs.token != row[pairs.place]).nonzero()[:, 0]
+    if nearness is not None:
+        others = others[nearness[others].argsort(descending=True)]
+        same = pairs.place[others]
+        before = torch.stack([(same == p).cumsum(0) for p in range(len(row))])
+        others = others[before[same, torch.arange(len(same), device=row.device)] <= (most or len(others))]
+    changed = row.repeat(1 + len(others), 1)
+    changed[torch.arange(1, len(changed), device=row.device), pairs.place[others]] = pairs.token[others]
+    return changed
+
+
+def _swaps(row: Tensor, pairs: TokenPlaces) -> Int[Tensor, "c t"]:
     """The sequence with two of its tokens in each other's place, where both may stand there: either change alone would lead away."""
-    may = torch.stack([torch.isin(row, pairs.token[at]) for at in where])  # may[p, q]: token q at position p
+    may = torch.stack([torch.isin(row, pairs.token[pairs.at(p)]) for p in range(len(row))])  # may[p, q]: token q at p
     one, other = (may & may.T & (row[:, None] != row[None])).triu(1).nonzero().T
     changed = row.repeat(len(one), 1)
     numbers = torch.arange(len(one), device=row.device)

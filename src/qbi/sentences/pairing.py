@@ -26,13 +26,13 @@ class TokenPlaces:
         return (self.place == position).nonzero()[:, 0]
 
 
-def likely_places_of(found: Found, positions: int, batch_size: int) -> TokenPlaces:
-    """At most a batch of tokens for each position: those before the widest gap of all distances."""
+def likely_places_of(found: Found, positions: int, most: int, *, cut: bool = True) -> TokenPlaces:
+    """The likeliest tokens of each position, so many at the most; of all of them, those before the widest gap of distances."""
     tokens, places, far = [], [], []
     for position in range(positions):
         able = found.allowed[:, position].nonzero()[:, 0]
         own = found.likely[able, position]
-        order = own.argsort()[:batch_size]
+        order = own.argsort()[:most]
         tokens.append(found.tokens[able[order]])
         far.append(own[order])
         places.append(torch.full_like(tokens[-1], position))
@@ -41,7 +41,7 @@ def likely_places_of(found: Found, positions: int, batch_size: int) -> TokenPlac
     few = min(positions, len(ranked) - 1)
     gaps = ranked.diff()[few - 1 :]
     limit = torch.inf
-    if len(gaps):
+    if len(gaps) and cut:
         widest = int(gaps.argmax())
         if float(gaps[widest]) > 10 * float(gaps.mean()):
             limit = float(ranked[few - 1 + widest].exp())

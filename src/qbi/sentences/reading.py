@@ -9,14 +9,14 @@ from torch import Tensor, nn
 
 from qbi.errors import CannotRead
 from qbi.sentences.arrivals import Arrivals, Feed, MapGroup
-from qbi.sentences.candidates import Found, check_positions_alone, likely_places, tokens_allowed
+from qbi.sentences.candidates import Found, likely_places, sees_single_tokens, tokens_allowed
 from qbi.sentences.joining import join_tokens
 from qbi.sentences.pairing import backprops_of, likely_places_of
 from qbi.sentences.prefixes import PrefixSearch
 from qbi.sentences.span import ROUNDING, Span, span_of
 
-LATER = 6
-"""Groups of maps behind the first that are looked at."""
+LATER = 12
+"""Groups of maps that are looked at, in the order of a pass."""
 
 ROWS = 48
 """Sequences on which these are compared."""
@@ -72,19 +72,29 @@ def read_sentences(
     groups = [g for g in arrivals.groups(probe) if all(w in gradients for w in g.weights)]
     if not groups:
         raise CannotRead("no trained linear map sees the positions of this model one by one.")
-    first, span = _first(arrivals, groups, gradients, probe, rounding)
-    allowed = tokens_allowed(arrivals, first, span, vocabulary, length, draws)
+    alone = [sees_single_tokens(arrivals, group, probe) for group in groups[:LATER]]
+    firsts = _deciding([g for g, own in zip(groups, alone, strict=False) if own], gradients, rounding)
+    first, span = max(firsts, key=lambda pair: pair[1].rank)
+    allowed = tokens_allowed(arrivals, *firsts[0], vocabulary, length, draws)
+    for group, own in firsts[1:]:
+        allowed |= tokens_allowed(arrivals, group, own, vocabulary, length, draws)
     tokens = allowed.any(1).nonzero()[:, 0]
-    nothing = ReadSentences((), (), (), (first.name,), span.rank, span.width, False, time.perf_counter() - started)
     if not len(tokens):
-        return nothing
-    second, later = _later(arrivals, groups[groups.index(first) + 1 :], first, gradients, tokens, length, batch_size, rounding)
+        return ReadSentences((), (), (), (first.name,), span.rank, span.width, False, time.perf_counter() - started)
+    if len(tokens) > batch_size * length:
+        raise CannotRead(
+            f"{first.name}: more tokens lie in its gradient's span than a batch can have; nothing can be told by it."
+        )
+    mixing = [g for g, own in zip(groups, alone, strict=False) if not own]
+    second, later = _later(arrivals, mixing, first, gradients, tokens, length, batch_size, rounding)
     found = Found(tokens, allowed[tokens], likely_places(arrivals, second, later, tokens, length))
     causal = _looks_back_only(arrivals, second, probe)
     if causal:
         places = likely_places_of(found, length, batch_size)
         rows = first.gradient(gradients)
-        backs = backprops_of(arrivals, first, places, rows[: len(rows) // (3 if len(first.weights) == 1 else 1)], length)
+        backs = backprops_of(
+            arrivals, first, places, rows[: len(rows) // (3 if len(first.weights) == 1 else 1)], length
+        )
         ids = PrefixSearch(arrivals, second, later, found, places, backs).grow(length, batch_size)
         sequences, proven = [tuple(row.tolist()) for row in ids], [True] * len(ids)
     else:
@@ -102,19 +112,17 @@ def read_sentences(
     )
 
 
-def _first(
-    arrivals: Arrivals, groups: list[MapGroup], gradients: Mapping[str, Tensor], probe: Tensor, rounding: float
-) -> tuple[MapGroup, Span]:
-    """The first maps that decide, of those whose inputs depend on single tokens: of adapters, whichever of the two maps got a gradient."""
-    reason: CannotRead | None = None
-    for group in groups[:LATER]:
+def _deciding(groups: list[MapGroup], gradients: Mapping[str, Tensor], rounding: float) -> list[tuple[MapGroup, Span]]:
+    """The maps that decide, of those that see single tokens: one as a rule; of adapters, those of its maps that got a gradient."""
+    found, reason = [], CannotRead("no trained linear map sees single tokens before they are mixed.")
+    for group in groups:
         try:
-            check_positions_alone(arrivals, group, probe)
-            return group, _span(group, gradients, rounding)
+            found.append((group, _span(group, gradients, rounding)))
         except CannotRead as problem:
-            reason = reason or problem
-    assert reason is not None
-    raise reason
+            reason = problem
+    if not found:
+        raise reason
+    return found
 
 
 def _span(group: MapGroup, gradients: Mapping[str, Tensor], rounding: float) -> Span:
@@ -143,24 +151,27 @@ def _later(
     steps = torch.arange(length, device=tokens.device)
     ids = tokens[(rows[:, None] * max(1, len(tokens) // len(rows)) + 7 * steps[None]) % len(tokens)]
     share = min(0.5, 0.5 * batch_size / len(tokens))
-    best: tuple[float, MapGroup, Span] | None = None
+    spans: list[tuple[MapGroup, Span]] = []
     reason = "there is no layer behind the first that sees positions together."
-    for group in groups[:LATER]:
-        if group.width > 2 * first.width:
+    for group in groups:
+        if group.width >= 2 * first.width:
             continue
         try:
-            span = _span(group, gradients, rounding)
+            spans.append((group, _span(group, gradients, rounding)))
         except CannotRead as problem:
             reason = str(problem)
-            continue
-        # The first positions of a decoder have next to no context, and are exact in every layer.
-        far = span.distances(arrivals.at(group, ids)[:, length // 4 :]).flatten()
-        contrast = float(far.median() / far.quantile(share).clamp_min(1e-12))
-        if best is None or contrast > best[0]:
-            best = contrast, group, span
-    if best is None:
+    if not spans:
         raise CannotRead(f"tokens are read, sentences are not: {reason}")
-    return best[1], best[2]
+    # A map that got nothing back from some positions (queries of a decoder's first) spans less than the others.
+    full = max(span.rank for _, span in spans) - batch_size / 2
+    able = [pair for pair in spans if pair[1].rank >= full]
+
+    def contrast(pair: tuple[MapGroup, Span]) -> float:
+        # The first positions of a decoder have next to no context, and are exact in every layer.
+        far = pair[1].distances(arrivals.at(pair[0], ids)[:, length // 4 :]).flatten()
+        return float(far.median() / far.quantile(share).clamp_min(1e-12))
+
+    return max(able, key=contrast)
 
 
 def _looks_back_only(arrivals: Arrivals, group: MapGroup, ids: Tensor) -> bool:
