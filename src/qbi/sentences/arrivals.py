@@ -147,5 +147,5 @@ def _by_position(given: Tensor, shape: tuple[int, int]) -> Tensor | None:
     if given.dim() == 3 and given.shape[:2] == (positions, samples):
         return given.transpose(0, 1)
     if given.dim() == 2 and len(given) == samples * positions:
-        return given.unflatten(0, shape)
+        return given.reshape(samples, positions, -1)
     return None

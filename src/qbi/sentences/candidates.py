@@ -31,6 +31,8 @@ class Found:
     """Where the first layer's span lets each stand."""
     likely: Float[Tensor, "v t"] = field(repr=False)
     """How far each is, at a position, from the span of a layer that sees other positions too; less is likelier."""
+    least: int = 1
+    """How many tokens at places there are at least: as many as the first layer's gradient has dimensions."""
 
     def at(self, position: int, most: int | None = None) -> Tensor:
         """Tokens for one position, the likeliest first."""

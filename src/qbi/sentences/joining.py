@@ -15,8 +15,8 @@ from qbi.sentences.span import TIMES, Span
 WIDER = 4
 """Batches of tokens that are tried at a position at last."""
 
-AGAIN, MISSING = 4, 0.3
-"""Further tries for samples that are missing, and how much nearer a token counts there that stands in no proven sequence."""
+AGAIN, MISSING = 4, 2.0
+"""Further tries for samples that are missing, and how much nearer a token counts there that stands in no proven sequence: before all others."""
 
 ROUNDS, SWEEPS, TRIED = 6, 16, 3
 """Rounds of putting tokens together; sweeps of mending; other tokens that are tried at a position first, and all of them where none helps."""

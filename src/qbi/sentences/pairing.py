@@ -38,7 +38,7 @@ def likely_places_of(found: Found, positions: int, most: int, *, cut: bool = Tru
         places.append(torch.full_like(tokens[-1], position))
     token, place, distance = torch.cat(tokens), torch.cat(places), torch.cat(far)
     ranked = distance.sort().values.clamp_min(1e-12).log()
-    few = min(positions, len(ranked) - 1)
+    few = min(max(positions, found.least), len(ranked) - 1)
     gaps = ranked.diff()[few - 1 :]
     limit = torch.inf
     if len(gaps) and cut:

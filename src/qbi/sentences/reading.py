@@ -87,7 +87,7 @@ def read_sentences(
         )
     mixing = [g for g, own in zip(groups, alone, strict=False) if not own]
     second, later = _later(arrivals, mixing, first, gradients, tokens, length, batch_size, rounding)
-    found = Found(tokens, allowed[tokens], likely_places(arrivals, second, later, tokens, length))
+    found = Found(tokens, allowed[tokens], likely_places(arrivals, second, later, tokens, length), span.rank)
     causal = _looks_back_only(arrivals, second, probe)
     if causal:
         places = likely_places_of(found, length, batch_size)

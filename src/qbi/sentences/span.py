@@ -47,7 +47,8 @@ class Span:
         far = (scaled @ self.outside).norm(dim=-1)
         explained = ((scaled @ self.basis) * self.weights).norm(dim=-1)
         least = SUMMED * ROUNDING * scaled.norm(dim=-1)  # the vectors are sums of rounded numbers themselves
-        return far / (self.noise * math.sqrt(self.width - self.rank) * explained + least)
+        misses: Tensor = far / (self.noise * math.sqrt(self.width - self.rank) * explained + least)
+        return misses
 
     def distances(self, vectors: Float[Tensor, "*k d"]) -> Float[Tensor, "*k"]:
         """The share of each vector's length that stands outside the span."""
@@ -58,7 +59,8 @@ class Span:
     def screen(self, vectors: Float[Tensor, "*k d"], directions: Float[Tensor, "m c"]) -> Float[Tensor, "*k"]:
         """The share of each that stands in some directions of the outside: a cheap look at many vectors."""
         scaled = vectors.to(self.basis.dtype) * self.scale
-        return (scaled @ (self.outside @ directions)).norm(dim=-1) / scaled.norm(dim=-1).clamp_min(1e-30)
+        far: Tensor = (scaled @ (self.outside @ directions)).norm(dim=-1) / scaled.norm(dim=-1).clamp_min(1e-30)
+        return far
 
 
 def span_of(gradient: Float[Tensor, "n d"], rounding: float = ROUNDING) -> Span:
