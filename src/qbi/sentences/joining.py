@@ -42,7 +42,7 @@ def join_tokens(
 ) -> Joined:
     """Whole sequences; those that are proven first. Each weight of the first layer proposes its own."""
     first, second = groups
-    pairs = likely_places_of(found, positions, batch_size)
+    pairs = likely_places_of(found, positions, 2 * batch_size)
     best: Joined | None = None
     for weight, turned in zip(first.weights, first.turned, strict=True):
         rows = gradients[weight].T if turned else gradients[weight]
@@ -65,9 +65,9 @@ def join_tokens(
         seeds = spare[places == places.mode().values][:batch_size]
         more = _judge(arrivals, second, span, _clusters(kept, pairs, positions, seeds, spare))
         again = _mend(arrivals, second, span, more, kept, pairs, wide)
-        gained = bool(again.proven.any())
+        before = int(mended.proven.sum())
         mended = _best(Joined(*(torch.cat([getattr(mended, n), getattr(again, n)]) for n in ("ids", "proven", "far"))))
-        if not gained:
+        if int(mended.proven.sum()) == before:
             break
     return mended
 

@@ -80,6 +80,8 @@ def span_of(gradient: Float[Tensor, "n d"], rounding: float = ROUNDING) -> Span:
     count, width = exact.shape
     _, values, right = torch.linalg.svd(exact * scale, full_matrices=count < width)
     rank, noise = _rank(values, count, width, rounding)
+    if rank == 0:
+        raise CannotRead("the gradient is no more than its rounding.")
     if rank >= width:
         raise CannotRead(f"the gradient spans all {width} dimensions; nothing can be told by it.")
     if rank >= count:
