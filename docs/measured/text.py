@@ -45,11 +45,13 @@ def rows_of(data: str) -> Iterator[dict[str, Any]]:
         for size in (1, 8):
             yield row(made, "768 wide, as initialised", size)
         yield row(made, "768 wide, another batch", 8, other=True)
-        for bits in (72.0, 18.0, 8.0):
-            yield row(made, f"768 wide, private step, {bits:g} bits", 8, bits=bits)
         train(made, *others, 100)
         yield row(made, "768 wide, trained for 100 steps", 8)
-    yield row(build("BERT", 1024), "1,024 wide, as initialised", 32)
+        yield row(build(kind, 1024), "1,024 wide, as initialised", 32)
+    small = build("BERT", 256)
+    yield row(small, "256 wide, as initialised", 4)
+    for bits in (72.0, 18.0, 8.0):
+        yield row(small, f"256 wide, private step, {bits:g} bits", 4, bits=bits)
     for rank in (8, 256):
         adapted = build("BERT", rank=rank)
         yield row(adapted, f"768 wide, LoRA {rank}, as initialised", 4)
