@@ -21,6 +21,7 @@ from tables.private import (
     slowest,
     steps,
 )
+from tables.sentences import sentences
 from tables.speed import aggp_step, aggp_steps, audit_times, audits, bench, large_audits, pairs_time
 
 TABLES: dict[str, Callable[[], str]] = {
@@ -40,6 +41,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "audits": audits,
     "large-audits": large_audits,
     "pictures": pictures,
+    "sentences": sentences,
     "audit-times": audit_times,
     "reproduction": reproduction,
     "federation": federation,

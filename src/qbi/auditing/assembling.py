@@ -23,6 +23,7 @@ from qbi.auditing.leftovers import MOST_PARTS
 from qbi.auditing.outcomes import DefenceOutcome, Gallery, SideReading
 from qbi.auditing.remedies import advise, defended
 from qbi.auditing.result import AuditResult
+from qbi.auditing.sentences import found_sentences
 from qbi.auditing.side_information import side_readings
 from qbi.auditing.survey import Survey
 from qbi.errors import QbiError, first_line
@@ -100,6 +101,7 @@ def assemble(
         doubts=find_doubts(findings, judged, missing, trials, traced, samples, client, campaign.batches),
         gallery=Gallery() if strongest is None else make_gallery(strongest.trials[0], strongest.mounted, samples),
         decoded=_unless_it_fails(lambda: decoded(campaign, attempts, asked=asked.decode, say=say), None),
+        sentences=_unless_it_fails(lambda: found_sentences(campaign, say), None),
         trained=seen.uses.trained,
         parts={s.weight: min(s.groups, MOST_PARTS) for s in seen.uses.sites if s.groups > 1},
         elsewhere=frozenset(n for n, said in seen.uses.others.items() if said and seen.uses.of(n)),

@@ -8,6 +8,7 @@ from qbi.auditing.decode import DecodedPictures
 from qbi.auditing.finding import Finding
 from qbi.auditing.outcomes import AttackOutcome, DefenceOutcome, LayerOutcome
 from qbi.auditing.result import AuditResult
+from qbi.auditing.sentences import FoundSentences
 from qbi.metrics import THRESHOLDS, Threshold
 
 SCHEMA = "qbi-audit/4"
@@ -64,6 +65,7 @@ def to_document(result: AuditResult) -> dict[str, Any]:
         "advice": list(result.advice),
         "doubts": list(result.doubts),
         "decoded": None if result.decoded is None else _decoded(result.decoded),
+        "sentences": None if result.sentences is None else _sentences(result.sentences),
         "batches": result.batches,
         "seed": result.seed,
         "versions": dict(result.versions),
@@ -80,6 +82,24 @@ def _decoded(found: DecodedPictures) -> dict[str, Any]:
         "recovered": {t.key: v for t, v in found.recovered.items()},
         "guessed": {t.key: v for t, v in found.guessed.items()},
         "nearest": {t.key: v for t, v in found.nearest.items()},
+        "seconds": round(found.seconds, 3),
+    }
+
+
+def _sentences(found: FoundSentences) -> dict[str, Any]:
+    return {
+        "decided": found.decided,
+        "reason": found.reason,
+        "layers": list(found.layers),
+        "rank": found.rank,
+        "width": found.width,
+        "exact": found.exact,
+        "rouge_1": found.rouge_1,
+        "rouge_2": found.rouge_2,
+        "words": found.words,
+        "tokens": found.tokens,
+        "proven": found.proven,
+        "guessed": found.guessed,
         "seconds": round(found.seconds, 3),
     }
 

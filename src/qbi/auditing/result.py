@@ -11,6 +11,7 @@ from qbi.auditing.decode import DecodedPictures
 from qbi.auditing.finding import BESIDE, Finding, Untested
 from qbi.auditing.negative import why_not_tested
 from qbi.auditing.outcomes import AttackOutcome, Curve, DefenceOutcome, Gallery, LayerOutcome, SideReading, Status
+from qbi.auditing.sentences import FoundSentences
 from qbi.metrics import Threshold
 
 
@@ -42,6 +43,8 @@ class AuditResult:
     gallery: Gallery
     decoded: DecodedPictures | None
     """Pictures that were made of features, where that was tried."""
+    sentences: FoundSentences | None
+    """Sentences of token ids, where the model takes those."""
     trained: tuple[str, ...]
     """Names of all trained parameters."""
     parts: Mapping[str, int]
@@ -69,7 +72,8 @@ class AuditResult:
     @property
     def share(self) -> float:
         """What the strongest attack reads at the audit's threshold, or what else leaves a layer: what a gate goes by."""
-        return max([o.share for o in self.outcomes] + [s.share for s in self.tokens], default=0.0)
+        told = [self.sentences.words] if self.sentences is not None and self.sentences.says_more else []
+        return max([o.share for o in self.outcomes] + [s.share for s in self.tokens] + told, default=0.0)
 
     @property
     def tokens(self) -> tuple[SideReading, ...]:
@@ -120,7 +124,7 @@ class AuditResult:
     def status(self) -> Status:
         """Of the model: it leaks if a layer does; nothing was read only where every trained parameter was tested."""
         states = set(self.accounts.values())
-        if "leaks" in states or self.tokens:
+        if "leaks" in states or self.tokens or (self.sentences is not None and self.sentences.says_more):
             return "leaks"
         looked = not any(u.attack == BESIDE for u in self.untested)
         return "nothing read" if states == {"nothing read"} and looked else "not tested"

@@ -14,9 +14,9 @@ def verdict(result: "AuditResult") -> str:
     """What a server reads, or what was tried in vain, or what was not tested."""
     worst = result.worst
     if worst is not None and worst.reads:
-        return _reads(worst, result) + _pictures(result)
+        return _reads(worst, result) + _pictures(result) + _sentences(result)
     if result.status == "leaks":
-        return _side_information(result)
+        return (_side_information(result) if result.tokens else "") + _sentences(result)
     if result.status == "not tested":
         return _not_tested(result)
     tried = ", ".join(dict.fromkeys(a.attack for a in result.attacks))
@@ -57,6 +57,18 @@ def _pictures(result: "AuditResult") -> str:
         return ""
     share = found.recovered[THRESHOLDS[-1]]
     return f" From the features at layer {found.layer} a decoder makes recognisable pictures of {percent(share)} % of the images."
+
+
+def _sentences(result: "AuditResult") -> str:
+    """What is read of the words themselves, by who only looks on."""
+    found = result.sentences
+    if found is None or not found.says_more:
+        return ""
+    return (
+        f" An honest-but-curious server can recover {percent(found.exact)} % of the sequences exactly and "
+        f"{percent(found.words)} % of the tokens in their place (ROUGE-1 {found.rouge_1:.2f}, ROUGE-2 {found.rouge_2:.2f}; "
+        f"span test, layer {found.layers[0]})."
+    )
 
 
 def percent(share: float) -> str:

@@ -185,7 +185,8 @@ def _write(result: "AuditResult", out: Path, limit: float, asked: "list[Format]"
     pictures = {"truth": gallery.truth, "read": gallery.read, "exact": gallery.exact, "seen": gallery.seen}
     if result.decoded is not None:
         pictures |= {"held": result.decoded.truth, "made": result.decoded.seen}
-    shown: dict[str, Any] | None = None if no_samples else {**pictures, "texts": gallery.words}
+    told = () if result.sentences is None else result.sentences.marked
+    shown: dict[str, Any] | None = None if no_samples else {**pictures, "texts": gallery.words or told}
     command = "qbi " + " ".join(shlex.quote(a) for a in sys.argv[1:])
     written = Written(result.document(), limit, command, shown)
     for one in asked:

@@ -38,6 +38,7 @@ MEASUREMENTS = {
     m.name: m
     for m in (
         Measurement("pictures", "What is seen of batches of honest clients.", "reading.pictures"),
+        Measurement("sentences", "What is read of sentences from honest transformers.", "text.sentences"),
         Measurement("best-case", "What the best-case server reads under noise.", "reading.best_case"),
         Measurement("learned", "What a learned code and a list of candidates read.", "reading.learned"),
         Measurement("saturation", "What the scale of rows costs.", "reading.saturation"),

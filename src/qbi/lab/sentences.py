@@ -1,0 +1,206 @@
+"""What an honest-but-curious server reads of batches of text, on transformers built from published configurations."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from qbi.errors import CannotRead, MissingExtra
+from qbi.federation import client_step
+from qbi.federation.client import Loss, default_loss
+from qbi.private.defence import PrivateStep
+from qbi.private.goal import Budget
+from qbi.randomness import derive_seed, generator
+from qbi.sentences import read_sentences, score
+from qbi.sentences.span import ROUNDING
+
+LENGTH = 32
+
+ROUNDINGS = (ROUNDING, 2.0**-16, 2.0**-12, 2.0**-9, 2.0**-6, 2.0**-3)
+"""What the server takes for the error of a noisy gradient: it knows the noise, so the best of these is counted."""
+
+
+def next_token_loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Each position foretells the next token."""
+    return F.cross_entropy(outputs[:, :-1].flatten(0, 1), targets[:, 1:].flatten())
+
+
+@dataclass(frozen=True)
+class TextModel:
+    """A model, its loss, and whether it foretells tokens."""
+
+    name: str
+    model: nn.Module
+    loss: Loss
+    foretells: bool
+    vocabulary: int
+
+    def targets(self, ids: Tensor, labels: Tensor) -> Tensor:
+        """What the loss compares outputs with."""
+        return ids if self.foretells else labels
+
+
+def _library() -> Any:
+    try:
+        return import_module("transformers")
+    except ImportError as problem:
+        raise MissingExtra("transformers", "zoo") from problem
+
+
+def build(
+    kind: str, width: int = 768, layers: int = 3, *, vocabulary: int | None = None, rank: int = 0, seed: int = 0
+) -> TextModel:
+    """BERT for classification or GPT-2 as a language model: the published configuration, of fewer layers, without dropout.
+
+    Args:
+        kind: "BERT" or "GPT-2".
+        width: 768 for the base models, 1024 for BERT-large and GPT-2 medium.
+        layers: how many of its layers.
+        vocabulary: the published one, if nothing is said.
+        rank: of LoRA on the attention's maps; 0 trains everything.
+        seed: of its weights.
+    """
+    library = _library()
+    sizes: dict[str, Any] = {} if vocabulary is None else {"vocab_size": vocabulary}
+    torch.manual_seed(derive_seed(seed, "weights", kind, width) % 2**31)
+    if kind == "BERT":
+        config = library.BertConfig(
+            hidden_size=width,
+            num_attention_heads=width // 64,
+            intermediate_size=4 * width,
+            num_hidden_layers=layers,
+            hidden_dropout_prob=0.0,
+            attention_probs_dropout_prob=0.0,
+            **sizes,
+        )
+        model, loss = library.BertForSequenceClassification(config), default_loss
+    else:
+        own = {"bos_token_id": 0, "eos_token_id": 0} if sizes else {}
+        config = library.GPT2Config(
+            n_embd=width,
+            n_head=width // 64,
+            n_layer=layers,
+            resid_pdrop=0.0,
+            embd_pdrop=0.0,
+            attn_pdrop=0.0,
+            **sizes,
+            **own,
+        )
+        model, loss = library.GPT2LMHeadModel(config), next_token_loss
+    if rank:
+        peft = import_module("peft")
+        targets = ["query", "key", "value"] if kind == "BERT" else ["c_attn"]
+        # Adapters on the first layers' attention and on what stands behind, as people put them.
+        model = peft.get_peft_model(model, peft.LoraConfig(r=rank, lora_alpha=rank, target_modules=targets))
+    return TextModel(kind, model, loss, kind != "BERT", config.vocab_size)
+
+
+def train(made: TextModel, ids: Tensor, labels: Tensor, steps: int, *, seed: int = 0) -> float:
+    """Some steps of AdamW on other texts, so that weights are those of a model in use; the last loss."""
+    optimiser = torch.optim.AdamW([p for p in made.model.parameters() if p.requires_grad], lr=1e-4)
+    draws = generator(seed, "training")
+    value = torch.zeros(())
+    made.model.train()
+    for _ in range(steps):
+        chosen = torch.randint(len(ids), (16,), generator=draws)
+        optimiser.zero_grad()
+        value = made.loss(made.model(ids[chosen])[0], made.targets(ids[chosen], labels[chosen]))
+        value.backward()
+        optimiser.step()
+    return float(value.detach())
+
+
+def judge(
+    made: TextModel,
+    ids: Tensor,
+    labels: Tensor,
+    *,
+    batch_size: int,
+    batches: int = 1,
+    seed: int = 0,
+    bits: float | None = None,
+    other: bool = False,
+) -> dict[str, Any]:
+    """What is read of batches.
+
+    Args:
+        made: the model.
+        ids, labels: texts to draw batches from.
+        batch_size, batches, seed: how many.
+        bits: of the private step; none: the plain gradient.
+        other: compare what is read with another batch, of which the gradient says nothing.
+    """
+    rows: list[dict[str, float]] = []
+    reason = ""
+    for number in range(batches):
+        order = torch.randperm(len(ids), generator=generator(seed, "sentences", number))
+        x, y = ids[order[:batch_size]], labels[order[:batch_size]]
+        gradients = _sent(made, x, made.targets(x, y), bits, seed + number)
+        truth = ids[order[batch_size : 2 * batch_size]] if other else x
+        found = []
+        for rounding in ROUNDINGS[: 1 if bits is None else None]:
+            try:
+                read = read_sentences(
+                    made.model,
+                    gradients,
+                    vocabulary=made.vocabulary,
+                    length=ids.shape[1],
+                    batch_size=batch_size,
+                    seed=seed,
+                    rounding=rounding,
+                )
+            except CannotRead as problem:
+                reason = reason or str(problem)
+                continue
+            found.append(_scores(read.sequences, read.tokens, truth, foretells=made.foretells))
+            found[-1] |= {"rank": read.rank, "seconds": read.seconds}
+        nothing = {"exact": 0.0, "rouge_1": 0.0, "rouge_2": 0.0, "words": 0.0, "tokens": 0.0, "wrong": 0.0}
+        rows.append(max(found, key=lambda row: (row["exact"], row["tokens"]), default=nothing))
+    keys = {key for row in rows for key in row}
+    means = {key: sum(row.get(key, 0.0) for row in rows) / len(rows) for key in sorted(keys)}
+    return {"batch_size": batch_size, "batches": batches, **means, "reason": reason}
+
+
+def _scores(
+    sequences: tuple[tuple[int, ...], ...], tokens: tuple[int, ...], truth: Tensor, *, foretells: bool
+) -> dict[str, float]:
+    """The last token of a text that is foretold is a target only: no layer sees it, and it is not counted."""
+    seen = truth[:, :-1] if foretells else truth
+    found = score(sequences, seen.tolist())
+    present = set(seen.unique().tolist())
+    return {
+        "exact": found.exact,
+        "rouge_1": found.rouge_1,
+        "rouge_2": found.rouge_2,
+        "words": found.words,
+        "tokens": len(present & set(tokens)) / len(present),
+        "wrong": float(len(set(tokens) - present)),
+    }
+
+
+def _sent(made: TextModel, x: Tensor, targets: Tensor, bits: float | None, seed: int) -> Mapping[str, Tensor]:
+    def plain(outputs: Tensor, wanted: Tensor) -> Tensor:
+        return made.loss(outputs, wanted)
+
+    if bits is None:
+        return client_step(made.model, (x,), targets, loss=plain, seed=seed).gradients
+    step = PrivateStep(Budget.for_goal(bits=bits))
+    released = step.update(_Plain(made.model), x, targets, generator(seed, "noise"), loss=plain, seed=seed)
+    return {name.removeprefix("inner."): g for name, g in released.gradients.items()}
+
+
+class _Plain(nn.Module):
+    """A model that returns its prediction alone."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Logits."""
+        out: Tensor = self.inner(ids)[0]
+        return out

@@ -1,0 +1,181 @@
+"""Sentences out of the gradient of an honest transformer: tokens by the first layer's span, sequences by a later one's."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from qbi.errors import CannotRead
+from qbi.sentences.arrivals import Arrivals, Feed, MapGroup
+from qbi.sentences.candidates import Found, likely_places, sees_single_tokens, tokens_allowed
+from qbi.sentences.joining import join_tokens
+from qbi.sentences.pairing import backprops_of, likely_places_of
+from qbi.sentences.prefixes import PrefixSearch
+from qbi.sentences.span import ROUNDING, Span, span_of
+
+LATER = 12
+"""Groups of maps that are looked at, in the order of a pass."""
+
+ROWS = 48
+"""Sequences on which these are compared."""
+
+
+@dataclass(frozen=True)
+class ReadSentences:
+    """What was read of a batch."""
+
+    sequences: tuple[tuple[int, ...], ...]
+    proven: tuple[bool, ...]
+    """Which of them lie in both spans at every position."""
+    tokens: tuple[int, ...]
+    """Every token that the first layer's gradient has, whether it found its place or not."""
+    layers: tuple[str, ...]
+    """The layers whose gradients were used."""
+    rank: int
+    width: int
+    causal: bool
+    seconds: float = field(compare=False)
+
+
+def read_sentences(
+    model: nn.Module,
+    gradients: Mapping[str, Tensor],
+    *,
+    vocabulary: int,
+    length: int,
+    batch_size: int,
+    feed: Feed | None = None,
+    seed: int = 0,
+    rounding: float = ROUNDING,
+) -> ReadSentences:
+    """Read the batch of an honest client, as DAGER (Petrov et al., arXiv 2405.15586) does, with tests of our own.
+
+    Args:
+        model: as the server sent it; it is run, never changed.
+        gradients: what the client sent, by the names of parameters.
+        vocabulary: how many tokens there are.
+        length: positions of a sequence.
+        batch_size: sequences in the batch.
+        feed: how ids become the model's inputs; the ids alone, if nothing is said.
+        seed: of random directions.
+        rounding: the relative error of what was sent.
+
+    Raises CannotRead where the gradient does not decide: its span is everything, or values are dropped at random before it.
+    """
+    started = time.perf_counter()
+    arrivals = Arrivals(model, feed or (lambda ids: (ids,)))
+    device = next(iter(gradients.values())).device
+    draws = torch.Generator().manual_seed(seed)
+    probe = torch.randint(vocabulary, (2 if length != 2 else 3, length), generator=draws).to(device)
+    groups = [g for g in arrivals.groups(probe) if all(w in gradients for w in g.weights)]
+    if not groups:
+        raise CannotRead("no trained linear map sees the positions of this model one by one.")
+    alone = [sees_single_tokens(arrivals, group, probe) for group in groups[:LATER]]
+    firsts = _deciding([g for g, own in zip(groups, alone, strict=False) if own], gradients, rounding)
+    first, span = max(firsts, key=lambda pair: pair[1].rank)
+    allowed = tokens_allowed(arrivals, *firsts[0], vocabulary, length, draws)
+    for group, own in firsts[1:]:
+        allowed |= tokens_allowed(arrivals, group, own, vocabulary, length, draws)
+    tokens = allowed.any(1).nonzero()[:, 0]
+    if not len(tokens):
+        return ReadSentences((), (), (), (first.name,), span.rank, span.width, False, time.perf_counter() - started)
+    if len(tokens) > batch_size * length:
+        raise CannotRead(
+            f"{first.name}: more tokens lie in its gradient's span than a batch can have; nothing can be told by it."
+        )
+    mixing = [g for g, own in zip(groups, alone, strict=False) if not own]
+    second, later = _later(arrivals, mixing, first, gradients, tokens, length, batch_size, rounding)
+    found = Found(tokens, allowed[tokens], likely_places(arrivals, second, later, tokens, length), span.rank)
+    causal = _looks_back_only(arrivals, second, probe)
+    if causal:
+        places = likely_places_of(found, length, batch_size)
+        rows = first.gradient(gradients)
+        backs = backprops_of(
+            arrivals, first, places, rows[: len(rows) // (3 if len(first.weights) == 1 else 1)], length
+        )
+        ids = PrefixSearch(arrivals, second, later, found, places, backs).grow(length, batch_size)
+        sequences, proven = [tuple(row.tolist()) for row in ids], [True] * len(ids)
+    else:
+        joined = join_tokens(arrivals, (first, second), later, found, gradients, length, batch_size)
+        sequences, proven = [tuple(row.tolist()) for row in joined.ids], joined.proven.tolist()
+    return ReadSentences(
+        tuple(sequences),
+        tuple(proven),
+        tuple(tokens.tolist()),
+        (first.name, second.name),
+        span.rank,
+        span.width,
+        causal,
+        time.perf_counter() - started,
+    )
+
+
+def _deciding(groups: list[MapGroup], gradients: Mapping[str, Tensor], rounding: float) -> list[tuple[MapGroup, Span]]:
+    """The maps that decide, of those that see single tokens: one as a rule; of adapters, those of its maps that got a gradient."""
+    found, reason = [], CannotRead("no trained linear map sees single tokens before they are mixed.")
+    for group in groups:
+        try:
+            found.append((group, _span(group, gradients, rounding)))
+        except CannotRead as problem:
+            reason = problem
+    if not found:
+        raise reason
+    return found
+
+
+def _span(group: MapGroup, gradients: Mapping[str, Tensor], rounding: float) -> Span:
+    try:
+        return span_of(group.gradient(gradients), rounding)
+    except CannotRead as problem:
+        raise CannotRead(f"{group.name}: {problem}") from problem
+
+
+def _later(
+    arrivals: Arrivals,
+    groups: list[MapGroup],
+    first: MapGroup,
+    gradients: Mapping[str, Tensor],
+    tokens: Tensor,
+    length: int,
+    batch_size: int,
+    rounding: float,
+) -> tuple[MapGroup, Span]:
+    """Of the layers behind the first, the one whose span tells tokens at their places best from tokens elsewhere.
+
+    What arrives directly behind an attention is nearly a sum of what a token and its place give, and sums of known parts lie in the span
+    whatever they belong to; behind a layer that bends, they do not.
+    """
+    rows = torch.arange(min(ROWS, len(tokens)), device=tokens.device)
+    steps = torch.arange(length, device=tokens.device)
+    ids = tokens[(rows[:, None] * max(1, len(tokens) // len(rows)) + 7 * steps[None]) % len(tokens)]
+    share = min(0.5, 0.5 * batch_size / len(tokens))
+    spans: list[tuple[MapGroup, Span]] = []
+    reason = "there is no layer behind the first that sees positions together."
+    for group in groups:
+        if group.width >= 2 * first.width:
+            continue
+        try:
+            spans.append((group, _span(group, gradients, rounding)))
+        except CannotRead as problem:
+            reason = str(problem)
+    if not spans:
+        raise CannotRead(f"tokens are read, sentences are not: {reason}")
+    # A map that got nothing back from some positions (queries of a decoder's first) spans less than the others.
+    full = max(span.rank for _, span in spans) - batch_size / 2
+    able = [pair for pair in spans if pair[1].rank >= full]
+
+    def contrast(pair: tuple[MapGroup, Span]) -> float:
+        # The first positions of a decoder have next to no context, and are exact in every layer.
+        far = pair[1].distances(arrivals.at(pair[0], ids)[:, length // 4 :]).flatten()
+        return float(far.median() / far.quantile(share).clamp_min(1e-12))
+
+    return max(able, key=contrast)
+
+
+def _looks_back_only(arrivals: Arrivals, group: MapGroup, ids: Tensor) -> bool:
+    changed = ids.clone()
+    changed[:, -1] = ids[:, -1].roll(1)
+    before, after = arrivals.at(group, ids)[:, :-1], arrivals.at(group, changed)[:, :-1]
+    return bool((before - after).abs().max() <= 1e-5 * before.abs().max())

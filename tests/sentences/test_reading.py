@@ -1,0 +1,165 @@
+"""Sentences out of real gradients of small transformers, and what must read nothing."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from qbi.errors import CannotRead
+from qbi.federation import client_step
+from qbi.sentences import read_sentences, score
+
+VOCABULARY, LENGTH, WIDTH = 300, 8, 128
+
+
+class Small(nn.Module):
+    """Embeddings with places, attention layers, and a head on the first position, or on all where tokens are foretold."""
+
+    def __init__(self, *, causal, width=WIDTH, dropout=0.0, layers=3):
+        super().__init__()
+        self.causal = causal
+        self.words, self.places = nn.Embedding(VOCABULARY, width), nn.Embedding(LENGTH, width)
+        self.norm = nn.LayerNorm(width)
+        self.dropout = nn.Dropout(dropout)
+        layer = nn.ModuleList
+        self.queries, self.keys, self.values, self.out, self.up, self.down = (
+            layer(nn.Linear(a * width, b * width) for _ in range(layers))
+            for a, b in ((1, 1), (1, 1), (1, 1), (1, 1), (1, 2), (2, 1))
+        )
+        self.norms = layer(nn.LayerNorm(width) for _ in range(2 * layers))
+        self.head = nn.Linear(width, VOCABULARY if causal else 2)
+
+    def forward(self, ids):
+        x = self.words(ids) + self.places(torch.arange(ids.shape[1], device=ids.device))
+        x = self.dropout(self.norm(x))
+        for i in range(len(self.queries)):
+            q, k, v = (m[i](x).unflatten(-1, (4, -1)).transpose(1, 2) for m in (self.queries, self.keys, self.values))
+            mixed = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal).transpose(1, 2).flatten(2)
+            x = self.norms[2 * i](x + self.out[i](mixed))
+            x = self.norms[2 * i + 1](x + self.down[i](F.gelu(self.up[i](x))))
+        return self.head(x) if self.causal else self.head(x[:, 0])
+
+
+def foretold(outputs, ids):
+    return F.cross_entropy(outputs[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+
+
+def batch(size, seed=0):
+    return torch.randint(VOCABULARY, (size, LENGTH), generator=torch.Generator().manual_seed(seed))
+
+
+def sent(model, ids):
+    torch.manual_seed(0)
+    if model.causal:
+        return client_step(model, ids, ids, loss=foretold).gradients
+    return client_step(model, ids, torch.arange(len(ids)) % 2).gradients
+
+
+def small(causal, **changes):
+    torch.manual_seed(1)
+    return Small(causal=causal, **changes)
+
+
+def read(model, gradients, size, **more):
+    return read_sentences(model, gradients, vocabulary=VOCABULARY, length=LENGTH, batch_size=size, **more)
+
+
+@pytest.mark.parametrize("size", [1, 4, 8])
+def test_an_encoder_gives_its_batch_away(size):
+    model, ids = small(False), batch(size)
+    found = read(model, sent(model, ids), size)
+    assert not found.causal
+    assert score(found.sequences, ids.tolist()).exact == 1
+    assert set(found.tokens) == set(ids.flatten().tolist())
+
+
+@pytest.mark.parametrize("size", [1, 4, 8])
+def test_a_decoder_gives_all_but_the_last_token_away(size):
+    """The last one is a target only: no layer sees it."""
+    model, ids = small(True), batch(size)
+    found = read(model, sent(model, ids), size)
+    assert found.causal
+    assert score(found.sequences, ids[:, :-1].tolist()).exact == 1
+    assert all(found.proven)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_what_is_read_is_this_batch_and_no_other(causal):
+    model, ids, other = small(causal), batch(4), batch(4, seed=9)
+    found = read(model, sent(model, other), 4)
+    assert score(found.sequences, other[:, : LENGTH - causal].tolist()).exact == 1
+    assert score(found.sequences, ids[:, : LENGTH - causal].tolist()).exact == 0
+
+
+def test_shuffled_gradients_read_nothing():
+    """Entries in another order, and rows of noise of the same size: nothing lies in their span, or they span everything."""
+    model, ids = small(False), batch(4)
+    draws = torch.Generator().manual_seed(3)
+    mixed = {n: g.flatten()[torch.randperm(g.numel(), generator=draws)].view_as(g) for n, g in sent(model, ids).items()}
+    with pytest.raises(CannotRead, match="spans all"):
+        read(model, mixed, 4)
+    turned = {n: g.roll(1, -1) if g.dim() == 2 else g for n, g in sent(model, ids).items()}
+    assert read(model, turned, 4).sequences == ()
+
+
+def test_the_model_of_another_round_reads_nothing():
+    ids = batch(4)
+    torch.manual_seed(7)
+    assert read(Small(causal=False), sent(small(False), ids), 4).tokens == ()
+
+
+def test_more_tokens_than_dimensions_are_not_decided():
+    model = small(False, width=32)
+    with pytest.raises(CannotRead, match="nothing can be told"):
+        read(model, sent(model, batch(8)), 8)
+
+
+def test_dropout_before_the_layer_is_said():
+    model = small(False, dropout=0.2)
+    with pytest.raises(CannotRead, match="dropped at random"):
+        read(model, sent(model, batch(4)), 4)
+
+
+def test_rounding_to_half_the_digits_needs_to_be_known():
+    """In bfloat16 the rank is decided by that rounding; the same call that takes it for float32 spans everything."""
+    model, ids = small(True), batch(2)
+    coarse = {n: g.bfloat16().float() for n, g in sent(model, ids).items()}
+    with pytest.raises(CannotRead, match="spans all"):
+        read(model, coarse, 2)
+    assert set(read(model, coarse, 2, rounding=2.0**-9).tokens) >= set(ids[:, :-1].flatten().tolist())
+
+
+class Adapted(nn.Linear):
+    """A frozen layer beside two small ones."""
+
+    def __init__(self, inner, rank):
+        super().__init__(inner.in_features, inner.out_features)
+        self.load_state_dict(inner.state_dict())
+        self.requires_grad_(False)
+        self.first, self.second = nn.Linear(self.in_features, rank, False), nn.Linear(rank, self.out_features, False)
+        nn.init.zeros_(self.second.weight)
+
+    def forward(self, x):
+        return super().forward(x) + self.second(self.first(x))
+
+
+def adapted(rank, *, stepped):
+    model = small(True).requires_grad_(False)
+    for maps in (model.queries, model.keys, model.values, model.up):
+        for i, inner in enumerate(maps):
+            maps[i] = Adapted(inner, rank)
+            if stepped:
+                nn.init.normal_(maps[i].second.weight, std=0.02)
+    return model
+
+
+def test_adapters_span_as_much_as_their_rank():
+    """14 tokens: rank 4 does not decide, before or after a step; rank 48 does, by the second map first and by the first one then."""
+    ids = batch(2)
+    for stepped in (False, True):
+        with pytest.raises(CannotRead):
+            read(low := adapted(4, stepped=stepped), sent(low, ids), 2)
+        wide = adapted(48, stepped=stepped)
+        found = read(wide, sent(wide, ids), 2)
+        assert found.width == (WIDTH if stepped else 48)
+        assert score(found.sequences, ids[:, :-1].tolist()).exact == 1
