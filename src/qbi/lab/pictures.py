@@ -19,6 +19,8 @@ from qbi.lab.training import optimiser_for, plain_step, train
 from qbi.metrics import CLEAR, FAITHFUL, RECOGNISABLE, match
 from qbi.pictures import Decoder, Prefix, fit_pictures, learn_decoder
 from qbi.pictures.prefix import features_of
+from qbi.private.defence import PrivateStep
+from qbi.private.goal import Budget
 from qbi.randomness import derive_seed, generator
 
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], str]] = {
@@ -37,6 +39,8 @@ class PictureRow:
     batch_size: int
     local_steps: int
     batches: int
+    bits: float | None
+    """Of the private step; none: the plain gradient."""
     features: float
     """Share of samples whose features were read at 60 dB."""
     clear: float
@@ -80,12 +84,15 @@ class Bench:
         """In [0, 1], one row for each."""
         return flat((images * self.std + self.mean).clamp(0, 1)).cpu()
 
-    def read(self, x: Tensor, y: Tensor, seed: int, local_steps: int = 1) -> Tensor:
+    def read(self, x: Tensor, y: Tensor, seed: int, local_steps: int = 1, bits: float | None = None) -> Tensor:
         """Candidates for the features of a batch, from the update that an honest client sends."""
         # Small systems: a processor solves them faster than a GPU launches them.
         model, given = copy.deepcopy(self.model).cpu(), x.cpu()
         mounted = mount(model, Passive(), given[:2], generator(seed, "rows"), layer=self.layer)
-        if local_steps == 1:
+        if bits is not None:
+            step = PrivateStep(Budget.for_goal(bits=bits))
+            update = step.update(model, given, y.cpu(), generator(seed, "noise"))
+        elif local_steps == 1:
             update = client_step(model, given, y.cpu())
         else:
             batches = [((given,), y.cpu())] * local_steps
@@ -96,7 +103,7 @@ class Bench:
             return x.new_zeros(0, self.decoder.centre.numel())
 
     def judge(
-        self, batch_size: int, batches: int, *, seed: int = 0, local_steps: int = 1
+        self, batch_size: int, batches: int, *, seed: int = 0, local_steps: int = 1, bits: float | None = None
     ) -> tuple[PictureRow, Tensor, Tensor]:
         """Batches of held-out images; also the first one's images and what was seen of them."""
         prefix = Prefix(self.model, self.layer)
@@ -108,7 +115,7 @@ class Bench:
             order = torch.randperm(len(self.held), generator=generator(seed, "seen", number))[:batch_size]
             x, y = self.held[order.to(self.held.device)], self.labels[order.to(self.held.device)]
             true = features_of(prefix, x)
-            read = self.read(x, y, seed + number, local_steps)
+            read = self.read(x, y, seed + number, local_steps, bits)
             found = match((read / self.decoder.spread).cpu(), (true / self.decoder.spread).cpu())
             hit = found[FAITHFUL].recovered
             # What was read, not what is true; what was not read stays grey.
@@ -123,7 +130,7 @@ class Bench:
             first = first or (x, made)
         assert first is not None
         means = {key: sum(row[key] for row in rows) / len(rows) for key in rows[0]}
-        seen = PictureRow(self.name, self.trained, batch_size, local_steps, batches, **means)
+        seen = PictureRow(self.name, self.trained, batch_size, local_steps, batches, bits, **means)
         return seen, first[0], first[1]
 
     def _judged(
@@ -184,8 +191,10 @@ def prepared(
 def rows_of(
     bench: Bench, sizes: Sequence[int], batches: int, local_steps: Sequence[int] = ()
 ) -> Iterator[dict[str, Any]]:
-    """One row for each batch size, then for each number of local steps at 16."""
+    """One row for each batch size, then for each number of local steps and for the private step at 16."""
     for size in sizes:
         yield asdict(bench.judge(size, batches)[0])
     for steps in local_steps:
         yield asdict(bench.judge(16, batches, local_steps=steps)[0])
+    for bits in (72.0, 18.0, 8.0):
+        yield asdict(bench.judge(16, batches, bits=bits)[0])

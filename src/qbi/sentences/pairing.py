@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from qbi.errors import CannotRead
 from qbi.sentences.arrivals import Arrivals, MapGroup
 from qbi.sentences.candidates import AT_ONCE, Found
 
@@ -31,6 +32,8 @@ def likely_places_of(found: Found, positions: int, most: int, *, cut: bool = Tru
     tokens, places, far = [], [], []
     for position in range(positions):
         able = found.allowed[:, position].nonzero()[:, 0]
+        if len(able) == 0:
+            raise CannotRead(f"no token of the vocabulary passes at position {position}.")
         own = found.likely[able, position]
         order = own.argsort()[:most]
         tokens.append(found.tokens[able[order]])
@@ -45,7 +48,9 @@ def likely_places_of(found: Found, positions: int, most: int, *, cut: bool = Tru
         widest = int(gaps.argmax())
         if float(gaps[widest]) > 10 * float(gaps.mean()):
             limit = float(ranked[few - 1 + widest].exp())
-    keep = distance <= limit
+    # The nearest of each position stays, however far it is.
+    nearest = torch.cat([torch.arange(len(own), device=token.device) == 0 for own in tokens])
+    keep = (distance <= limit) | nearest
     return TokenPlaces(token[keep], place[keep])
 
 
