@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any
 
 from qbi.errors import QbiError
+from qbi.integrations.processes import end, free_port
 
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -58,7 +59,7 @@ class LocalFederation:
         if threading.current_thread() is threading.main_thread():
             # A program that is asked to end leaves its blocks only if the signal is an exception.
             self._before = signal.signal(signal.SIGTERM, lambda _sign, _frame: sys.exit(128 + signal.SIGTERM))
-        api, *rest = [_free_port() for _ in range(1 + self.clients)]
+        api, *rest = [free_port() for _ in range(1 + self.clients)]
         config = f'[superlink]\ndefault = "here"\n\n[superlink.here]\naddress = "127.0.0.1:{api}"\ninsecure = true\n'
         (self.home / "config.toml").write_text(config)
         try:
@@ -118,7 +119,7 @@ class LocalFederation:
 
     def kill(self, number: int) -> None:
         """End one client the hard way, with everything it started."""
-        _kill(self.nodes[number])
+        end(self.nodes[number])
 
     def log(self, name: str) -> str:
         """What one process said: `superlink` or `supernode-0` …"""
@@ -160,28 +161,8 @@ class LocalFederation:
             signal.signal(signal.SIGTERM, self._before)
             self._before = None
         for process in [*self.nodes, *([self.link] if self.link is not None else [])]:
-            _kill(process)
+            end(process)
         shutil.rmtree(self.home, ignore_errors=True)
-
-
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    """The process and its whole session: Flower starts one process an app."""
-    for sign in (signal.SIGTERM, signal.SIGKILL):
-        try:
-            os.killpg(process.pid, sign)
-        except ProcessLookupError:
-            break
-        try:
-            process.wait(timeout=5)
-        except subprocess.TimeoutExpired:
-            continue
-    process.wait(timeout=10)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _toml(value: Any) -> str:
