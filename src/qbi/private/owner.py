@@ -73,7 +73,7 @@ class OwnersSite:
         reviewed = found.get("reviewed", [])
         if not all(isinstance(v, list) and all(isinstance(w, str) for w in v) for v in (words, reviewed)):
             raise BadValue(f'{place}: metrics and reviewed are lists of words, such as ["accuracy:7"].')
-        own = {n: found[n] for n in ("policy", "bits", "clip", "data", "inspect") if n in found}
+        own: dict[str, Any] = {n: found[n] for n in ("policy", "bits", "clip", "data", "inspect") if n in found}
         own |= {"metrics": " ".join(words), "ledger": str(place.parent / found["ledger"])}
         own |= {"total": found["limit"]} if "limit" in found else {}
         settings = SiteSettings.of({f"{PREFIX}{name}": value for name, value in own.items()})

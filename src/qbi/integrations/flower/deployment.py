@@ -34,7 +34,8 @@ class FederationFailed(QbiError):
 class LocalFederation:
     """`with LocalFederation(3) as federation: federation.run(app, {...})`. Nothing is left running after the block.
 
-    Clients are processes of their own (SuperNodes), or virtual ones on Ray where `simulated`.
+    Clients are processes of their own (SuperNodes), or virtual ones on Ray where `simulated`. With `owners`, each SuperNode stands behind
+    a gate: that is what its `qbi-site.toml` says besides the ledger.
     """
 
     def __init__(
@@ -43,10 +44,11 @@ class LocalFederation:
         *,
         simulated: bool = False,
         node_config: Mapping[str, str] | None = None,
+        owners: str | None = None,
         start_within: float = 60.0,
     ) -> None:
         self.clients, self.simulated, self.start_within = clients, simulated, start_within
-        self.node_config = dict(node_config or {})
+        self.node_config, self.owners = dict(node_config or {}), owners
         self.home = Path(tempfile.mkdtemp(prefix="qbi-flower-"))
         self.nodes: list[subprocess.Popen[bytes]] = []
         self.link: subprocess.Popen[bytes] | None = None
@@ -77,7 +79,7 @@ class LocalFederation:
                 self.nodes.append(
                     self._start(
                         f"supernode-{number}",
-                        "flower-supernode",
+                        *self._supernode(number),
                         "--insecure",
                         *("--superlink", f"127.0.0.1:{api}"),
                         *("--port", str(port)),
@@ -117,6 +119,19 @@ class LocalFederation:
         runs = found.get("runs", [])
         return str(runs[0]["status"]) if runs else "unknown"
 
+    def site_file(self, number: int) -> Path:
+        """The owner's file of a client."""
+        return self.home / f"owner-{number}" / "qbi-site.toml"
+
+    def _supernode(self, number: int) -> tuple[str, ...]:
+        """Flower's own program, or the same behind the owner's gate."""
+        if self.owners is None:
+            return ("flower-supernode",)
+        place = self.site_file(number)
+        place.parent.mkdir()
+        place.write_text(f'ledger = "client.ledger"\n{self.owners}', encoding="utf-8")
+        return (sys.executable, "-m", "qbi.integrations.flower.supernode", "--qbi-site", str(place))
+
     def kill(self, number: int) -> None:
         """End one client the hard way, with everything it started."""
         end(self.nodes[number])
@@ -126,7 +141,7 @@ class LocalFederation:
         return (self.home / f"{name}.log").read_text(errors="replace")
 
     def _start(self, name: str, program: str, *arguments: str) -> subprocess.Popen[bytes]:
-        command = [str(Path(sys.executable).parent / program), *arguments]
+        command = [program if Path(program).is_absolute() else str(Path(sys.executable).parent / program), *arguments]
         with (self.home / f"{name}.log").open("wb") as file:
             return subprocess.Popen(
                 command, env=self.environment, stdout=file, stderr=subprocess.STDOUT, start_new_session=True

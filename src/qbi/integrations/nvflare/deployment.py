@@ -84,7 +84,11 @@ class LocalSites:
         command = ["bash", str(self.kits / name / "startup" / "sub_start.sh"), "--once"]
         with (self.home / f"{name}.log").open("wb") as file:
             self.processes[name] = subprocess.Popen(
-                command, env={**self.environment, **owner}, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
+                command,
+                env={**self.environment, **owner},
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
             )
 
     def kill(self, name: str) -> None:
@@ -117,7 +121,13 @@ class LocalSites:
         project.write_text(PROJECT.format(port=free_port(), admin=ADMIN, sites=sites))
         command = ["nvflare", "poc", "prepare", "-i", str(project)]
         done = subprocess.run(
-            command, env=self.environment, input="y\n", capture_output=True, text=True, check=False, timeout=self.start_within
+            command,
+            env=self.environment,
+            input="y\n",
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=self.start_within,
         )
         if not self.kits.exists():
             raise SitesFailed(f"federation: it was not prepared ({(done.stdout + done.stderr).strip()[-300:]}).")

@@ -24,7 +24,7 @@ ANY = "*"
 
 
 def write_site(local: Path, site: Path) -> None:
-    """Write `privacy.json` into a site's `local` folder, and put `ReviewedJobs` into its `resources.json`."""
+    """Write `privacy.json` into a site's `local` folder; in its `resources.json`, ask `ReviewedJobs`, and stream no logs."""
     OwnersSite.read(site)
     arguments = {"site": str(site.absolute())}
     scope = {
@@ -40,6 +40,10 @@ def write_site(local: Path, site: Path) -> None:
     if not place.exists():
         raise BadValue(f"{local}: there is no resources.json; give the `local` folder of a site's workspace.")
     settings = json.loads(place.read_text(encoding="utf-8"))
+    # By default a site streams each job's error log to the server, tracebacks included: text that may hold a sample.
+    settings["allow_log_streaming"] = False
+    kept = [c for c in settings.get("components", []) if "LogStreamer" not in str(c.get("path", c.get("name", "")))]
+    settings["components"] = kept
     settings["app_validator"] = {"path": f"{HERE}.ReviewedJobs", "args": arguments}
     write_atomically(resources, json.dumps(settings, indent=2))
 
