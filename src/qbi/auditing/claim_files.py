@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from qbi.auditing.claims import MECHANISMS, Setting
+from qbi.auditing.claims import MECHANISMS, PrivacySetting
 from qbi.errors import DataError, first_line
 
 LARGEST = 2**22
@@ -21,13 +21,13 @@ FAILS_OPEN = "results of other kinds, with an error code or without data pass it
 SITE = "a site's filter: the simulator does not run it"
 
 
-def settings_in(path: Path) -> list[Setting]:
+def settings_in(path: Path) -> list[PrivacySetting]:
     """Every known mechanism in a file, or in the files of a folder."""
     if not path.exists():
         raise DataError(f"{path}: no such file or folder; give a job, an app, a privacy.json or a script.")
     files = [path] if path.is_file() else _files(path)
     config = _app_config(path if path.is_dir() else path.parent)
-    found: list[Setting] = []
+    found: list[PrivacySetting] = []
     for file in files:
         if file.suffix == ".json":
             found += _in_json(file)
@@ -76,7 +76,7 @@ def _json(file: Path) -> Any:
         raise DataError(f"{file}: no JSON ({first_line(problem)}).") from problem
 
 
-def _in_json(file: Path) -> Iterator[Setting]:
+def _in_json(file: Path) -> Iterator[PrivacySetting]:
     document = _json(file)
     if not isinstance(document, dict):
         return
@@ -94,11 +94,11 @@ def _in_json(file: Path) -> Iterator[Setting]:
             yield from _of_filter(file, part, (*star, FAILS_OPEN))
 
 
-def _of_filter(file: Path, part: Mapping[str, Any], remarks: tuple[str, ...]) -> Iterator[Setting]:
+def _of_filter(file: Path, part: Mapping[str, Any], remarks: tuple[str, ...]) -> Iterator[PrivacySetting]:
     name = str(part.get("path", part.get("name", ""))).rsplit(".", 1)[-1]
     arguments = part.get("args", {})
     if name in MECHANISMS:
-        yield Setting(str(file), name, arguments if isinstance(arguments, dict) else {}, remarks)
+        yield PrivacySetting(str(file), name, arguments if isinstance(arguments, dict) else {}, remarks)
 
 
 def _listed(node: Any, name: str) -> Iterator[dict[str, Any]]:
@@ -130,7 +130,7 @@ def _app_config(folder: Path) -> dict[str, Any]:
     return {}
 
 
-def _in_script(file: Path, config: Mapping[str, Any]) -> Iterator[Setting]:
+def _in_script(file: Path, config: Mapping[str, Any]) -> Iterator[PrivacySetting]:
     try:
         tree = ast.parse(_text(file))
     except (SyntaxError, ValueError, RecursionError):
@@ -148,11 +148,11 @@ def _in_script(file: Path, config: Mapping[str, Any]) -> Iterator[Setting]:
             if name in MECHANISMS and name != "Opacus":
                 arguments = dict(zip(order.get(name, ()), (_value(a, known, config) for a in node.args), strict=False))
                 arguments |= {k.arg: _value(k.value, known, config) for k in node.keywords if k.arg}
-                yield Setting(f"{file}:{node.lineno}", name, {k: v for k, v in arguments.items() if v is not None})
+                yield PrivacySetting(f"{file}:{node.lineno}", name, {k: v for k, v in arguments.items() if v is not None})
         elif isinstance(node, ast.keyword) and node.arg == "mods" and isinstance(node.value, ast.List):
             for mod in node.value.elts:
                 if isinstance(mod, ast.Name | ast.Attribute) and (name := _name(mod)) in MECHANISMS:
-                    yield Setting(f"{file}:{mod.lineno}", name, {})
+                    yield PrivacySetting(f"{file}:{mod.lineno}", name, {})
 
 
 def _name(node: ast.expr) -> str:

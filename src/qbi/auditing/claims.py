@@ -21,7 +21,7 @@ SAMPLE = "one sample"
 
 
 @dataclass(frozen=True)
-class Setting:
+class PrivacySetting:
     """A mechanism and its arguments, as they stand in somebody's files."""
 
     place: str
@@ -34,7 +34,7 @@ class Setting:
 class Worth:
     """What a setting is worth. None stands for what cannot be said; infinity for no bound at all."""
 
-    setting: Setting
+    setting: PrivacySetting
     scope: str
     noise: float | None
     claimed: float | None
@@ -83,7 +83,7 @@ class Circumstances:
     parameters: int | None = None
 
 
-def worth(setting: Setting, circumstances: Circumstances) -> Worth:
+def worth(setting: PrivacySetting, circumstances: Circumstances) -> Worth:
     """What a setting is worth; raises for a mechanism that is not known."""
     try:
         judge = MECHANISMS[setting.mechanism]
@@ -96,7 +96,7 @@ def worth(setting: Setting, circumstances: Circumstances) -> Worth:
 
 
 def _gaussian(
-    setting: Setting, rounds: int, noise: float, delta: float, scope: str, claimed: float | None, *remarks: str
+    setting: PrivacySetting, rounds: int, noise: float, delta: float, scope: str, claimed: float | None, *remarks: str
 ) -> Worth:
     return Worth(
         setting,
@@ -113,13 +113,13 @@ def _gaussian(
     )
 
 
-def _nothing(setting: Setting, rounds: int, *remarks: str) -> Worth:
+def _nothing(setting: PrivacySetting, rounds: int, *remarks: str) -> Worth:
     """No noise: no bound, whatever was cut."""
     inf = math.inf
     return Worth(setting, UPDATE, 0.0, None, inf, inf, DELTA, inf, 1.0, rounds, setting.remarks + remarks)
 
 
-def _local_dp(setting: Setting, c: Circumstances) -> Worth:
+def _local_dp(setting: PrivacySetting, c: Circumstances) -> Worth:
     """Flower's LocalDpMod: std = sensitivity·√(2 ln(1.25/δ))/ε on an update that is clipped to `clipping_norm`."""
     given = setting.arguments
     clip, sensitivity = float(given["clipping_norm"]), float(given["sensitivity"])
@@ -146,7 +146,7 @@ def laplace_bits(ratio: float) -> float:
     return math.log2(ratio + math.exp(-ratio))
 
 
-def _svt(setting: Setting, c: Circumstances) -> Worth:
+def _svt(setting: PrivacySetting, c: Circumstances) -> Worth:
     """NVFlare's SVTPrivacy, by its own accountant: ε for the choice, and `noise_var` for every value that is uploaded."""
     given = setting.arguments
     fraction, chosen = float(given.get("fraction", 0.1)), float(given.get("epsilon", 0.1))
@@ -181,7 +181,7 @@ def _svt(setting: Setting, c: Circumstances) -> Worth:
     )
 
 
-def _opacus(setting: Setting, c: Circumstances) -> Worth:
+def _opacus(setting: PrivacySetting, c: Circumstances) -> Worth:
     """Opacus: noise relative to the clip, Poisson batches of a rate, so many steps."""
     given = setting.arguments
     delta = float(given.get("delta", DELTA))
@@ -208,12 +208,12 @@ def _opacus(setting: Setting, c: Circumstances) -> Worth:
     )
 
 
-def _cut(*remarks: str) -> Callable[[Setting, Circumstances], Worth]:
+def _cut(*remarks: str) -> Callable[[PrivacySetting, Circumstances], Worth]:
     return lambda setting, c: _nothing(setting, c.rounds, *remarks)
 
 
 SERVERS = "the server adds the noise: it has every update before that, so against the server nothing is bounded"
-MECHANISMS: dict[str, Callable[[Setting, Circumstances], Worth]] = {
+MECHANISMS: dict[str, Callable[[PrivacySetting, Circumstances], Worth]] = {
     "LocalDpMod": _local_dp,
     "SVTPrivacy": _svt,
     "Opacus": _opacus,

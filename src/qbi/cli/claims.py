@@ -47,7 +47,7 @@ def claims(
       qbi claims --noise-multiplier 1.1 --sample-rate 0.01 --steps 100 --rounds 10
     """
     from qbi.auditing.claim_files import rounds_in, settings_in
-    from qbi.auditing.claims import Circumstances, Setting, worth
+    from qbi.auditing.claims import Circumstances, PrivacySetting, worth
     from qbi.data.checkpoint import load_parameters
 
     by_hand = {"noise_multiplier": noise_multiplier, "sample_rate": sample_rate, "steps": steps}
@@ -58,7 +58,7 @@ def claims(
             raise BadValue(
                 f"--{missing[0].replace('_', '-')}: it is missing; Opacus' ε follows from noise, rate and steps."
             )
-        found.append(Setting("by hand", "Opacus", {**by_hand, "delta": delta}))
+        found.append(PrivacySetting("by hand", "Opacus", {**by_hand, "delta": delta}))
     if not found:
         raise DataError(
             f"{path or 'claims'}: no known mechanism in it, so nothing is bounded against the server. Known are those of NVFlare, Flower and Opacus."
