@@ -7,6 +7,7 @@ python docs/measure.py calibration --data cifar-10-python.tar.gz
 python docs/measure.py longer --data cifar-10-python.tar.gz
 python docs/measure.py audit
 python docs/measure.py federations --data cifar-10-python.tar.gz
+python docs/measure.py filters --data cifar-10-python.tar.gz
 python docs/measure.py saturation --data imagenet
 python docs/measure.py training --data cifar10
 python docs/measure.py zoo
@@ -20,6 +21,7 @@ from pathlib import Path
 from measured.detectors import calibration, detection, longer
 from measured.reading import best_case, learned, pictures, saturation
 from measured.running import audit_times, audits, federations, training, zoo
+from measured.stock import filters
 
 from qbi.files import to_json, write_atomically
 
@@ -40,6 +42,7 @@ def main() -> None:
         "audit": audits,
         "audit-times": audit_times,
         "federations": federations,
+        "filters": filters,
         "training": training,
         "saturation": saturation,
         "zoo": zoo,

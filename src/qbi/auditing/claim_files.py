@@ -148,7 +148,9 @@ def _in_script(file: Path, config: Mapping[str, Any]) -> Iterator[PrivacySetting
             if name in MECHANISMS and name != "Opacus":
                 arguments = dict(zip(order.get(name, ()), (_value(a, known, config) for a in node.args), strict=False))
                 arguments |= {k.arg: _value(k.value, known, config) for k in node.keywords if k.arg}
-                yield PrivacySetting(f"{file}:{node.lineno}", name, {k: v for k, v in arguments.items() if v is not None})
+                yield PrivacySetting(
+                    f"{file}:{node.lineno}", name, {k: v for k, v in arguments.items() if v is not None}
+                )
         elif isinstance(node, ast.keyword) and node.arg == "mods" and isinstance(node.value, ast.List):
             for mod in node.value.elts:
                 if isinstance(mod, ast.Name | ast.Attribute) and (name := _name(mod)) in MECHANISMS:
