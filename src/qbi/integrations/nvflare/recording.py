@@ -9,7 +9,7 @@ from pathlib import Path
 from nvflare.apis.filter import Filter
 from nvflare.apis.fl_constant import ReservedKey
 from nvflare.apis.fl_context import FLContext
-from nvflare.apis.shareable import Shareable
+from nvflare.apis.shareable import Shareable, make_copy
 from nvflare.app_common.app_constant import AppConstants
 from safetensors.torch import save
 from torch import Tensor
@@ -35,7 +35,7 @@ class RecordedTasks(Filter):  # type: ignore[misc]
         if self.crafted and number == 0:
             # Another object: the controller's own model stays what it is.
             found.data = like(load_parameters(Path(self.crafted)), found.data)
-            shareable = found.update_shareable(Shareable(dict(shareable)) | dict(shareable))
+            shareable = found.update_shareable(make_copy(shareable))
         _keep(Path(self.out) / f"sent-{number}.safetensors", tensors(found.data))
         return shareable
 

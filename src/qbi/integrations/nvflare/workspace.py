@@ -17,8 +17,9 @@ from qbi.private.owner import OwnersSite
 
 SCOPE = "guarded"
 HERE = "qbi.integrations.nvflare"
-SERVERS = "config_fed_server"
-"""The one file of a job that does not come into effect at a site."""
+SERVERS = "config/config_fed_server.json"
+SIGNATURES = (".__nvfl_sig.json", ".__nvfl_submitter.crt")
+"""Files that do not come into effect at a site: the server's configuration, and NVFlare's signatures, which are added on the way."""
 ANY = "*"
 """Under `reviewed`: every job is taken. Its code runs beside the filters and could change them."""
 
@@ -67,8 +68,9 @@ class ReviewedJobs(AppValidator):  # type: ignore[misc]
 def job_digest(app: Path) -> str:
     """Of all files of a job's app but the server's, names included: what the owner writes under `reviewed` after reading them."""
     total = hashlib.sha256()
-    for place in sorted(p for p in app.rglob("*") if p.is_file() and not p.name.startswith(SERVERS)):
-        name = place.relative_to(app).as_posix().encode()
-        content = place.read_bytes()
-        total.update(f"{len(name)}:{len(content)}:".encode() + name + content)
+    for place in sorted(p for p in app.rglob("*") if p.is_file() and p.name not in SIGNATURES):
+        name = place.relative_to(app).as_posix()
+        if name != SERVERS:
+            content = place.read_bytes()
+            total.update(f"{len(name.encode())}:{len(content)}:{name}".encode() + content)
     return f"sha256:{total.hexdigest()}"
