@@ -91,6 +91,11 @@ def worth(setting: PrivacySetting, circumstances: Circumstances) -> Worth:
         raise BadValue(f"claims: {setting.mechanism} is not known; there are {', '.join(MECHANISMS)}.") from None
     try:
         return judge(setting, circumstances)
+    except KeyError as missing:
+        raise BadValue(
+            f"claims: {setting.place}: {setting.mechanism} without a number for {missing}; files are read, not run: write it as a number, or "
+            "into the app's config."
+        ) from missing
     except (TypeError, ValueError, ZeroDivisionError) as problem:
         raise BadValue(f"claims: {setting.place}: {setting.mechanism} cannot be judged ({problem}).") from problem
 

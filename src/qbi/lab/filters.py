@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from statistics import fmean
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -34,6 +35,9 @@ SERVERS = ("passive", "cascade", "qbi")
 
 def judged(data: ImageData, stock: StockFilter, seed: int = 0) -> dict[str, Any]:
     """One filter: recall of every server, accuracy, ε claimed and true over the rounds that are trained."""
+    # Frameworks draw from global generators, which anybody in the process can set.
+    np.random.seed(seed)
+    torch.manual_seed(seed)
     read = {server: _read(data, stock, server, seed) for server in SERVERS}
     parameters = sum(
         p.numel() for p in network(flat(unit_pixels(data, slice(0, 1))).shape[1], NEURONS, CLASSES, 0).parameters()
