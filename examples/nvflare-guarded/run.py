@@ -75,7 +75,9 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=2)
     parser.add_argument("--attack", choices=["", "qbi"], default="")
     parser.add_argument("--no-guard", action="store_true", help="sites without a policy, and plain training")
-    parser.add_argument("--inspect", choices=["refuse", "warn"], default="refuse", help="what owners do about a crafted model")
+    parser.add_argument(
+        "--inspect", choices=["refuse", "warn"], default="refuse", help="what owners do about a crafted model"
+    )
     parser.add_argument("--model", choices=["mlp", "cnn"], default="mlp")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", type=Path, default=Path("out/nvflare"))

@@ -24,6 +24,8 @@ from qbi.theory import guarantees
 PRESENCE = 1.0
 """Bits that it tells whether a named value is there at all."""
 
+MOST_SAID = 5
+
 
 @dataclass(frozen=True)
 class Leaving:
@@ -40,6 +42,8 @@ class Gate:
 
     site: OwnersSite
     receipts: Receipts = field(init=False)
+    missed: set[str] = field(default_factory=set)
+    """Numbers of which the owner's log has said that they stay."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "receipts", Receipts(self.site.receipts))
@@ -92,6 +96,9 @@ class Gate:
                 value, bits = rule.let_out(numbers[name])
                 boundary.charge(bits)
                 out[name] = value
+        for name in sorted(set(map(str, numbers)) - set(boundary.metrics) - self.missed)[:MOST_SAID]:
+            self.missed.add(name)
+            self.site.note(f'“{name}” stays here; to let it out at its price, name it: metrics = ["{name}:8:10"]')
         return out
 
     def refuse(self, problem: BaseException) -> None:
