@@ -73,7 +73,7 @@ def test_local_dp_adds_the_noise_that_is_counted():
     pytest.importorskip("flwr")
     import torch
 
-    from qbi.lab.stock import flower_mod
+    from qbi.integrations.stock import flower_mod
 
     arguments = {"sensitivity": 0.3, "epsilon": 2.0, "delta": 1e-4}
     sent = {"w": torch.zeros(200, 300)}
@@ -199,3 +199,25 @@ def test_odd_files_hold_nothing(tmp_path, text):
 def test_scripts_are_read_and_not_run(tmp_path):
     (tmp_path / "client.py").write_text("raise SystemExit(47)\nLocalDpMod(1.0, 1.0, 1.0, 1e-5)\n")
     assert len(settings_in(tmp_path)) == 1
+
+
+NETWORK = """from torch import nn
+def make():
+    return nn.Sequential(nn.Flatten(), nn.Linear(432, 60), nn.ReLU(), nn.Linear(60, 10))
+"""
+
+
+def test_what_servers_read_through_a_frameworks_own_filter(tmp_path, qbi_here):
+    """PercentilePrivacy's defaults leave a crafted row's values, so as many are read as without it; SVT's noise leaves few."""
+    pytest.importorskip("nvflare")
+    (tmp_path / "net.py").write_text(NETWORK)
+    percentile = "nvflare.app_common.filters.percentile_privacy.PercentilePrivacy"
+    folder = job(tmp_path / "job", (percentile, {}), (percentile, {"gamma": -1}), (SVT, {}))
+    model = f"{tmp_path / 'net.py'}:make"
+    words = ("--parameters", 1000, "--read", model, "--size", 12, "--batch-size", 8, "--json")
+    code, said = qbi_here("claims", folder, *words)
+    assert code == 1
+    default, switched_off, sparse = (row["read"] for row in json.loads(said)["read"])
+    assert default["qbi"]["psnr>19"] >= 4
+    assert switched_off["qbi"]["psnr>19"] >= default["qbi"]["psnr>19"]
+    assert sparse["qbi"]["psnr>30"] == 0

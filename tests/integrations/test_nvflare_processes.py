@@ -167,3 +167,19 @@ def _ending(sites, job):
         return sites.run(job, within=60)
     except Exception as problem:  # the server was ended under it
         return repr(problem)
+
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "nvflare-guarded" / "run.py"
+
+
+@pytest.mark.parametrize("attack", ["", "qbi"], ids=["benign", "crafted"])
+def test_the_example_as_processes(tmp_path, attack):
+    """A benign server is answered in every round, one that sends a crafted model is not."""
+    command = [sys.executable, EXAMPLE, "deployment", "--rounds", "2", "--attack", attack, "--out", tmp_path / "out"]
+    environment = {**os.environ, "HOME": str(tmp_path)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr[-1500:]
+    found = json.loads((tmp_path / "out" / "federation.json").read_text())
+    assert (found["ended"] == "FINISHED:COMPLETED") is (attack == "")
+    assert len(arrived(tmp_path / "out")) == (0 if attack else 4)
+    assert all(site["answered"] is (attack == "") for site in found["sites"])

@@ -2,13 +2,13 @@
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
 
 from qbi.cli.common import Json, console, plain
-from qbi.errors import BadValue, DataError
+from qbi.errors import BadValue, DataError, QbiError
 from qbi.files import to_json
 
 if TYPE_CHECKING:
@@ -32,17 +32,26 @@ def claims(
     sample_rate: Annotated[float | None, typer.Option(help="Opacus: a sample's chance to be in a batch.")] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Opacus: steps in a round.")] = None,
     delta: Annotated[float, typer.Option(help="Opacus: δ at which ε is said.")] = 1e-5,
+    read: Annotated[
+        str | None,
+        typer.Option(
+            help="A model (package.module:callable, file.py:callable): what servers read of its step through each filter."
+        ),
+    ] = None,
+    data: Annotated[str, typer.Option(help="Images for --read: photos, or a data set's archive or folder.")] = "photos",
+    size: Annotated[int, typer.Option(min=1, help="Height and width of the images.")] = 32,
+    batch_size: Annotated[int, typer.Option(min=1, help="Images in the step that is read.")] = 20,
     json: Json = False,
 ) -> None:
     """Say what privacy settings are worth against the server: noise, bits, chances, true ε; exit code 1 if one bounds nothing, or less than it claims.
 
-    Files are read, never run.
+    Files are read, never run; the model of --read is your own code, and is.
 
     [bold]Examples:[/bold]
 
       qbi claims jobs/prostate --parameters 7033300 --rounds 100
 
-      qbi claims my-flower-app
+      qbi claims my-flower-app --read my_app/task.py:make_model --data cifar-10-python.tar.gz
 
       qbi claims --noise-multiplier 1.1 --sample-rate 0.01 --steps 100 --rounds 10
     """
@@ -67,12 +76,43 @@ def claims(
         parameters = sum(v.numel() for v in load_parameters(model).values())
     times = rounds or (rounds_in(path) if path is not None else None) or 1
     judged = [worth(setting, Circumstances(times, parameters)) for setting in found]
+    readings = _read(judged, read, data, size, batch_size) if read is not None else []
     if json:
-        typer.echo(to_json({"rounds": times, "settings": [w.document() for w in judged]}), nl=False)
+        typer.echo(to_json({"rounds": times, "settings": [w.document() for w in judged], "read": readings}), nl=False)
     else:
         _show(judged, times)
+        for found in readings:
+            console.print(f"{plain(found['place'])}, {found['mechanism']}, of {batch_size} images:", highlight=False)
+            for server, said in found["read"].items():
+                words = said if isinstance(said, str) else ", ".join(f"{n} at {t}" for t, n in said.items())
+                console.print(f"  – {server}: {plain(words)}", highlight=False)
     if not all(w.holds for w in judged):
         raise typer.Exit(NOT_HELD)
+
+
+def _read(judged: "list[Worth]", model: str, data: str, size: int, batch_size: int) -> list[dict[str, Any]]:
+    """What servers read through each filter, run by its framework's own code."""
+    from qbi.auditing.loading import load_model, users_code
+    from qbi.data.images import normalised
+    from qbi.data.open import open_images
+    from qbi.integrations.filtered import read_through
+    from qbi.integrations.stock import filter_of
+
+    images = open_images(data, size=size, count=batch_size + 400, seed=0)
+    x, others = normalised(images, slice(0, batch_size)), normalised(images, slice(batch_size, None))
+    with users_code(f"--read: {model}"):
+        network = load_model(model, {})
+        classes = int(network(x[:1]).shape[-1])
+    y = images.labels[:batch_size] % classes
+    found = []
+    for w in judged:
+        read: dict[str, Any]
+        try:
+            read = read_through(filter_of(w.setting), network, x, y, others)
+        except QbiError as problem:
+            read = {"not run": str(problem)}
+        found.append({"place": w.setting.place, "mechanism": w.setting.mechanism, "read": read})
+    return found
 
 
 def _show(judged: "list[Worth]", rounds: int) -> None:

@@ -18,8 +18,9 @@ from qbi.attacks.registry import select
 from qbi.auditing.claims import Circumstances, worth
 from qbi.carrier import flat
 from qbi.data.images import denormalised, normalised, unit_pixels
+from qbi.integrations.stock import State
 from qbi.lab.compare.judging import CLASSES, LAYER, network
-from qbi.lab.stock import State, StockFilter
+from qbi.lab.stock import StockFilter
 from qbi.metrics import THRESHOLDS, match
 from qbi.randomness import derive_seed, generator
 from qbi.records import ImageData, Update
