@@ -286,3 +286,13 @@ def test_no_way_past_the_gate_that_releases_updates_itself(tmp_path):
             assert float(moved.norm()) < 5  # a clip of 1, and noise of 0.2 on 83 values
             assert float(moved.std()) == pytest.approx(0.2, rel=0.4)
         assert reply.get("metrics", {"num-examples": "1"}) == {"num-examples": "1"}, way
+
+
+@pytest.mark.serial
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_the_gate_stands_before_a_superlink_with_tls(tmp_path):
+    with LocalFederation(1, owners='policy = "update"\nbits = 18\n', tls=True) as federation:
+        found = ways(federation, tmp_path / "found.json", "no guard,raises")
+    assert found["raises"]["error"] == REFUSED
+    assert max(abs(v) for values in found["no guard"]["arrays"].values() for v in values) < 5

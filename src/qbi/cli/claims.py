@@ -81,9 +81,9 @@ def claims(
         typer.echo(to_json({"rounds": times, "settings": [w.document() for w in judged], "read": readings}), nl=False)
     else:
         _show(judged, times)
-        for found in readings:
-            console.print(f"{plain(found['place'])}, {found['mechanism']}, of {batch_size} images:", highlight=False)
-            for server, said in found["read"].items():
+        for one in readings:
+            console.print(f"{plain(one['place'])}, {one['mechanism']}, of {batch_size} images:", highlight=False)
+            for server, said in one["read"].items():
                 words = said if isinstance(said, str) else ", ".join(f"{n} at {t}" for t, n in said.items())
                 console.print(f"  – {server}: {plain(words)}", highlight=False)
     if not all(w.holds for w in judged):

@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any
 
 from qbi.errors import QbiError
+from qbi.integrations.flower.certificates import write_certificates
 from qbi.integrations.processes import end, free_port
 
 QUIET = {
@@ -24,6 +25,7 @@ QUIET = {
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
 }
+OPEN = ("--insecure",)
 ENDED = ("finished:completed", "finished:failed", "finished:stopped")
 
 
@@ -35,7 +37,7 @@ class LocalFederation:
     """`with LocalFederation(3) as federation: federation.run(app, {...})`. Nothing is left running after the block.
 
     Clients are processes of their own (SuperNodes), or virtual ones on Ray where `simulated`. With `owners`, each SuperNode stands behind
-    a gate: that is what its `qbi-site.toml` says besides the ledger.
+    a gate: that is what its `qbi-site.toml` says besides the ledger. With `tls`, the SuperLink has a certificate for this machine.
     """
 
     def __init__(
@@ -45,10 +47,11 @@ class LocalFederation:
         simulated: bool = False,
         node_config: Mapping[str, str] | None = None,
         owners: str | None = None,
+        tls: bool = False,
         start_within: float = 60.0,
     ) -> None:
         self.clients, self.simulated, self.start_within = clients, simulated, start_within
-        self.node_config, self.owners = dict(node_config or {}), owners
+        self.node_config, self.owners, self.tls = dict(node_config or {}), owners, tls
         self.home = Path(tempfile.mkdtemp(prefix="qbi-flower-"))
         self.nodes: list[subprocess.Popen[bytes]] = []
         self.link: subprocess.Popen[bytes] | None = None
@@ -62,13 +65,14 @@ class LocalFederation:
             # A program that is asked to end leaves its blocks only if the signal is an exception.
             self._before = signal.signal(signal.SIGTERM, lambda _sign, _frame: sys.exit(128 + signal.SIGTERM))
         api, *rest = [free_port() for _ in range(1 + self.clients)]
-        config = f'[superlink]\ndefault = "here"\n\n[superlink.here]\naddress = "127.0.0.1:{api}"\ninsecure = true\n'
+        servers, clients, trust = write_certificates(self.home) if self.tls else (OPEN, OPEN, "insecure = true")
+        config = f'[superlink]\ndefault = "here"\n\n[superlink.here]\naddress = "127.0.0.1:{api}"\n{trust}\n'
         (self.home / "config.toml").write_text(config)
         try:
             self.link = self._start(
                 "superlink",
                 "flower-superlink",
-                "--insecure",
+                *servers,
                 *("--host", "127.0.0.1", "--port", str(api)),
                 *(("--simulation",) if self.simulated else ()),
             )
@@ -80,7 +84,7 @@ class LocalFederation:
                     self._start(
                         f"supernode-{number}",
                         *self._supernode(number),
-                        "--insecure",
+                        *clients,
                         *("--superlink", f"127.0.0.1:{api}"),
                         *("--port", str(port)),
                         *("--node-config", " ".join(words)),
