@@ -17,17 +17,19 @@ def main() -> None:
     parser.add_argument("--model", default="cnn")
     parser.add_argument("--steps", type=int, default=0, help="0: one pass over the site's images")
     parser.add_argument("--rate", type=float, default=0.2)
+    parser.add_argument("--batch", type=int, default=20)
+    parser.add_argument("--images", type=int, default=40)
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     flare.init()
-    data = load_data(int(flare.get_site_name().split("-")[-1]))
+    data = load_data(int(flare.get_site_name().split("-")[-1]), chosen.images)
     while flare.is_running():
         with received(flare.receive()) as here:
             model = Net(chosen.model)
             model.load_state_dict(here.sent)
             optimiser = torch.optim.SGD(model.parameters(), lr=chosen.rate)
             private = qbi.Private(model, F.cross_entropy, bits=72)
-            for x, y in private.batches(data, batch_size=20):
+            for x, y in private.batches(data, batch_size=chosen.batch):
                 loss = private.step(optimiser, x, y).loss
                 if private.steps == chosen.steps:
                     break

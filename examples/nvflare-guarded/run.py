@@ -11,7 +11,7 @@ import torch
 from nvflare.app_opt.pt.recipes.fedavg import FedAvgRecipe
 from nvflare.recipe import SimEnv
 from safetensors.torch import save_file
-from task import SHAPE, Net
+from task import SHAPE, Net, load_data
 
 from qbi import QBI, mount
 from qbi.attacks import Mounted, Reading
@@ -29,14 +29,15 @@ OWNER = 'policy = "private"\nmetrics = ["loss:8:10"]\ninspect = "{inspect}"\n'
 def made(chosen: argparse.Namespace, work: Path, crafted: Path | None) -> FedAvgRecipe:
     """The job: NVFlare's FedAvg, the script, and a server that writes down what it sends and gets."""
     script = "plain.py" if chosen.no_guard else "client.py"
-    rate = (1.0 if chosen.no_guard else 0.2) if chosen.attack else (0.05 if chosen.no_guard else 0.2)
+    rate = 1.0 if chosen.attack and chosen.no_guard else chosen.rate or (0.05 if chosen.no_guard else 0.2)
+    words = f"--model {chosen.model} --steps {1 if chosen.attack else 0} --rate {rate}"
     recipe = FedAvgRecipe(
         name="guarded",
         model=Net(chosen.model),
         min_clients=chosen.clients,
         num_rounds=1 if chosen.attack else chosen.rounds,
         train_script=str(HERE / script),
-        train_args=f"--model {chosen.model} --steps {1 if chosen.attack else 0} --rate {rate}",
+        train_args=f"{words} --batch {chosen.batch} --images {chosen.images}",
     )
     recipe.add_client_file(str(HERE / "task.py"))
     recipe.add_server_output_filter(RecordedTasks(str(work), str(crafted or "")), tasks=["train"])
@@ -68,6 +69,17 @@ def found(work: Path, crafted: Mounted | None) -> list[dict]:
     return out
 
 
+def accuracy(work: Path, kind: str) -> float:
+    """Of the mean of the last replies, on images that no site has."""
+    last = max(int(p.stem.rsplit("-", 1)[1]) for p in work.glob("site-1-*.safetensors"))
+    states = [load_parameters(p) for p in sorted(work.glob(f"site-*-{last}.safetensors"))]
+    model = Net(kind)
+    model.load_state_dict({n: torch.stack([s[n] for s in states]).mean(0) for n in states[0]})
+    x, y = load_data(0, 1500)
+    with torch.no_grad():
+        return float((model(x).argmax(1) == y).double().mean())
+
+
 def main() -> None:
     """Run the example once and say what was read."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -80,6 +92,9 @@ def main() -> None:
     )
     parser.add_argument("--model", choices=["mlp", "cnn"], default="mlp")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--batch", type=int, default=20)
+    parser.add_argument("--images", type=int, default=40, help="of each site")
+    parser.add_argument("--rate", type=float, default=0.0, help="default: one for plain and one for private training")
     parser.add_argument("--out", type=Path, default=Path("out/nvflare"))
     chosen = parser.parse_args()
     out = chosen.out.resolve()
@@ -103,15 +118,17 @@ def main() -> None:
             with LocalSites(chosen.clients, owner and f'{owner}reviewed = ["{digest}"]\n') as sites:
                 ended = sites.run(job, within=300.0)
     read = found(out, crafted)
-    (out / "federation.json").write_text(json.dumps({"ended": ended, "sites": read}, indent=1))
-    print(f"{ended}; {read}; results in {chosen.out}")
+    right = accuracy(out, chosen.model) if os.environ.get("QBI_EXAMPLE_DATA") and not chosen.attack else None
+    (out / "federation.json").write_text(json.dumps({"ended": ended, "sites": read, "accuracy": right}, indent=1))
+    print(f"{ended}; {read}; accuracy {right}; results in {chosen.out}")
 
 
 def simulated(recipe: FedAvgRecipe, chosen: argparse.Namespace, folder: Path, owner: str | None) -> str:
     """The simulator never runs a site's filters, so the job carries them."""
     if owner is not None:
         site = folder / "qbi-site.toml"
-        site.write_text(f'ledger = "sites.ledger"\n{owner}')
+        # One ledger for all simulated sites, so one limit for all of them.
+        site.write_text(f'ledger = "sites.ledger"\nlimit = {2000 * chosen.clients}\n{owner}')
         os.environ["QBI_SITE"] = str(site)
         recipe.add_client_input_filter(SiteData(str(site)), tasks=["train"])
         recipe.add_client_output_filter(SiteResults(str(site)), tasks=["train"])
