@@ -149,6 +149,24 @@ def test_the_policy_update_releases_whatever_came(tmp_path, kind):
     assert moved.std() == pytest.approx(0.2, rel=0.4)
 
 
+@pytest.mark.parametrize("policy", ["private", "update"])
+def test_a_trainer_that_changes_the_task_in_place_changes_nothing(tmp_path, policy):
+    """Arrays that a script in the same process trains in place are the very ones that came."""
+    place, ask, context = site(tmp_path, f'policy = "{policy}"\nbits = 18'), task(), FLContext()
+    arrays = {n: v.copy() for n, v in SENT.items()}
+    ask["DXO"]["data"] = arrays
+    SiteData(str(place)).process(ask, context)
+    for value in arrays.values():
+        value += 4711.25
+    result = DXO(DataKind.WEIGHTS, arrays).to_shareable()
+    if policy == "private":
+        with pytest.raises(ContentBlockedException):
+            SiteResults(str(place)).process(result, context)
+        return
+    found = from_shareable(SiteResults(str(place)).process(result, context)).data
+    assert max(float(np.abs(v).max()) for v in found.values()) < 5
+
+
 def test_results_without_the_first_filter_are_blocked(tmp_path):
     place = site(tmp_path)
     with pytest.raises(ContentBlockedException):

@@ -8,6 +8,7 @@ admit reviewed code alone (`ReviewedJobs`), or none.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from nvflare.apis.dxo import DXO, DataKind, MetaKey
@@ -34,6 +35,24 @@ WEIGHT = "num-examples"
 """The owner's name for what NVFlare calls steps in this round: the weight of a client."""
 
 
+@dataclass(frozen=True)
+class AskedTask:
+    """What the server asked, in copies: a trainer in the same process may change the arrays that it was given in place."""
+
+    sent: dict[str, Tensor]
+    example: dict[str, Any]
+    """One array of the kind that came."""
+    headers: dict[str, Any]
+
+    @classmethod
+    def of(cls, task: Shareable) -> "AskedTask":
+        """A task as it came."""
+        found = exchanged(task)
+        arrays = dict(found.data) if found is not None and found.data_kind in MODELS else {}
+        headers = {name: value for name in ROUNDS if (value := task.get_header(name)) is not None}
+        return cls(tensors(arrays), dict(list(arrays.items())[:1]), headers)
+
+
 class SiteData(Filter):  # type: ignore[misc]
     """For `task_data_filters`: looks at the model, and remembers it for the reply. `site`: the owner's file."""
 
@@ -45,8 +64,9 @@ class SiteData(Filter):  # type: ignore[misc]
     def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
         """The task as it came, or an error."""
         try:
-            fl_ctx.set_prop(TASK, shareable, private=True, sticky=False)
-            self.gate.look(_sent(shareable))
+            asked = AskedTask.of(shareable)
+            fl_ctx.set_prop(TASK, asked, private=True, sticky=False)
+            self.gate.look(asked.sent)
         except Exception as problem:
             _refuse(self.gate, problem)
         return shareable
@@ -73,13 +93,13 @@ class SiteResults(Filter):  # type: ignore[misc]
             self.gate.site.note("not answered: the job's own code answered with an error.")
             return make_reply(ReturnCode.EXECUTION_EXCEPTION)
         task = fl_ctx.get_prop(TASK)
-        if not isinstance(task, Shareable):
+        if not isinstance(task, AskedTask):
             raise NotReleased("nvflare: SiteData did not see the task; name both filters in privacy.json.")
         found = exchanged(shareable)
         if found is None or found.data_kind not in (*MODELS, DataKind.METRICS):
             kind = "no exchange object" if found is None else f"of kind {found.data_kind}"
             raise NotReleased(f"nvflare: the result is {kind}; models and metrics may leave.")
-        sent = _sent(task)
+        sent = task.sent
         if found.data_kind == DataKind.METRICS:
             left = self.gate.judge(sent, None, found.data)
             return _reply(DXO(DataKind.METRICS, _named(left)), task)
@@ -92,17 +112,7 @@ class SiteResults(Filter):  # type: ignore[misc]
         out: Mapping[str, Tensor] = left.arrays
         if differs and self.gate.site.settings.policy == "update":
             out = {n: (v.double() - sent[n].double()).to(v.dtype) for n, v in out.items()}
-        example = _arrays(task) or found.data
-        return _reply(DXO(found.data_kind, like(out, example), _meta(left)), task)
-
-
-def _arrays(task: Shareable) -> dict[str, Any]:
-    found = exchanged(task)
-    return dict(found.data) if found is not None and found.data_kind in MODELS else {}
-
-
-def _sent(task: Shareable) -> dict[str, Tensor]:
-    return tensors(_arrays(task))
+        return _reply(DXO(found.data_kind, like(out, task.example or found.data), _meta(left)), task)
 
 
 def _moved(sent: Mapping[str, Tensor], by: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -131,11 +141,10 @@ def _meta(left: Leaving) -> dict[str, Any]:
     }
 
 
-def _reply(content: DXO, task: Shareable) -> Shareable:
+def _reply(content: DXO, task: AskedTask) -> Shareable:
     out = content.to_shareable()
-    for name in ROUNDS:
-        if (value := task.get_header(name)) is not None:
-            out.set_header(name, value)
+    for name, value in task.headers.items():
+        out.set_header(name, value)
     out.set_return_code(ReturnCode.OK)
     return out
 
