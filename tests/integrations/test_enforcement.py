@@ -1,6 +1,8 @@
 """Flower: an app's reply passes the owner's gate in the SuperNode's process, or one fixed sentence does."""
 
 import json
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from qbi.integrations.flower.answers import gated
 from qbi.integrations.flower.deployment import LocalFederation
 from qbi.integrations.flower.records import arrays_of, records_in, state_of
 from qbi.integrations.flower.supernode import AnotherFlower, FleetGate, install
+from qbi.integrations.processes import end
 from qbi.private import NotReleased
 from qbi.private.boundary import REFUSED
 from qbi.private.gate import Gate
@@ -244,6 +247,31 @@ def test_another_version_of_flower_is_not_started(tmp_path, monkeypatch):
 
 
 # Real processes
+
+STARTER = """
+import subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"], start_new_session=True)
+print(child.pid, flush=True)
+time.sleep(300)
+"""
+
+
+def running(number):
+    try:
+        return ") Z " not in Path(f"/proc/{number}/stat").read_text()
+    except OSError:
+        return False
+
+
+def test_what_a_process_started_in_a_session_of_its_own_is_ended_too():
+    process = subprocess.Popen([sys.executable, "-c", STARTER], stdout=subprocess.PIPE, start_new_session=True)
+    child = int(process.stdout.readline())
+    end(process)
+    deadline = time.monotonic() + 10
+    while running(child) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not running(child)
+
 
 WAYS = "no guard,patched,other type,integers,texts,raises,several,not numbers,shapes"
 
