@@ -60,7 +60,7 @@ $(CORE): $(BIN)/python pyproject.toml constraints.txt
 	touch $@
 
 $(DEV): $(BIN)/python pyproject.toml constraints.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[lab,text,hf,ray,flower,dev]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[lab,text,hf,ray,flower,nvflare,dev]"
 	touch $@ $(CORE)
 
 clean:

@@ -23,6 +23,7 @@ from tables.private import (
 )
 from tables.sentences import sentences
 from tables.speed import aggp_step, aggp_steps, audit_times, audits, bench, large_audits, pairs_time
+from tables.stock import filters
 
 TABLES: dict[str, Callable[[], str]] = {
     "price": price,
@@ -35,6 +36,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "private-h200": lambda: steps("private-h200"),
     "private-cpu": lambda: steps("private-cpu"),
     "flower": flower,
+    "filters": filters,
     "example": example,
     "bench-cpu": lambda: bench("bench-cpu"),
     "bench-h200": lambda: bench("bench-h200"),

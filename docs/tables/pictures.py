@@ -9,7 +9,7 @@ def pictures() -> str:
         [
             f"{r['network']}, {'trained' if r['trained'] else 'as initialised'}",
             str(r["batch_size"]),
-            str(r["local_steps"]),
+            str(r["local_steps"]) if r["bits"] is None else f"private step, {r['bits']:g} bits",
             _percent(r["features"]),
             _percent(r["recognisable"]),
             _percent(r["clear"]),
@@ -17,7 +17,8 @@ def pictures() -> str:
             _percent(max(r["guess"], r["nearest"])),
         ]
         for r in sorted(
-            load("pictures")["rows"], key=lambda r: (r["network"], r["trained"], r["local_steps"], r["batch_size"])
+            load("pictures")["rows"],
+            key=lambda r: (r["network"], r["trained"], -(r["bits"] or 1e9), r["local_steps"], r["batch_size"]),
         )
     ]
     return table(
@@ -31,7 +32,7 @@ def seen_at_16(network: str, *, trained: bool) -> str:
     found = next(
         r
         for r in load("pictures")["rows"]
-        if (r["network"], r["trained"], r["batch_size"], r["local_steps"]) == (network, trained, 16, 1)
+        if (r["network"], r["trained"], r["batch_size"], r["local_steps"], r["bits"]) == (network, trained, 16, 1, None)
     )
     return f"{_percent(found['recognisable'])} %"
 

@@ -8,6 +8,8 @@ from pathlib import Path
 from qbi.integrations.flower.deployment import LocalFederation
 
 HERE = Path(__file__).parent
+OWNERS = 'policy = "private"\nmetrics = ["accuracy:7", "loss:8:10"]\n'
+"""What stands in each client's `qbi-site.toml`, beside its ledger."""
 
 
 def main() -> None:
@@ -35,7 +37,10 @@ def main() -> None:
         # The owner's choice, in the environment of the clients' processes: no setting of a run can make it.
         os.environ["QBI_EXAMPLE_UNGUARDED"] = "1"
     simulated = chosen.how == "simulation"
-    with LocalFederation(chosen.clients or (10 if simulated else 3), simulated=simulated) as federation:
+    # Each SuperNode stands behind its owner's gate; virtual clients of a simulation have the mod alone.
+    owners = None if simulated or chosen.no_guard else OWNERS
+    clients = chosen.clients or (10 if simulated else 3)
+    with LocalFederation(clients, simulated=simulated, owners=owners) as federation:
         status = federation.run(HERE, config, within=600.0)
     print(f"{status}; results in {chosen.out}")
     sys.exit(0 if status == "finished:completed" else 1)

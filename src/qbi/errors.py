@@ -38,7 +38,12 @@ class MissingExtra(QbiError):
     """An optional dependency that is not installed."""
 
     def __init__(self, module: str, extra: str) -> None:
+        self.named = module, extra
         super().__init__(f"{module} is not installed; it comes with an extra: pip install 'qbi[{extra}]'.")
+
+    def __reduce__(self) -> tuple[type["MissingExtra"], tuple[str, str]]:
+        """So that a worker process can hand it on."""
+        return type(self), self.named
 
 
 def first_line(problem: BaseException, *, most: int = 160) -> str:

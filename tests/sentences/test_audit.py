@@ -36,7 +36,7 @@ def test_an_audit_reads_sentences_and_says_so(audited):
     assert found.exact == 1
     assert found.rouge_1 == found.rouge_2 == 1
     assert found.guessed < 0.3
-    assert "reads sentences: 100 % of the sequences exactly" in result.verdict
+    assert "can recover 100 % of the sequences exactly" in result.verdict
     assert result.status == "leaks"
     document = result.document()
     jsonschema.validate(document, json.loads((ROOT / "docs/report.schema.json").read_text()))

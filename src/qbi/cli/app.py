@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from qbi import __version__
-from qbi.cli import audit, data, inspect, ledger, predict, replay
+from qbi.cli import audit, claims, data, inspect, ledger, predict, replay
 
 LABORATORY = ("reproduce", "compare", "frontier", "calibrate", "bench", "measure")
 """Commands of `qbi.lab`, found by name: nothing of the product imports it."""
@@ -25,6 +25,7 @@ app.command("replay")(replay.replay)
 app.command("data")(data.data)
 app.command("inspect")(inspect.inspect)
 app.command("ledger")(ledger.ledger)
+app.command("claims")(claims.claims)
 for _name in LABORATORY:
     app.command(_name, rich_help_panel="Laboratory")(getattr(import_module(f"qbi.lab.commands.{_name}"), _name))
 

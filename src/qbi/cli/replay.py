@@ -12,13 +12,20 @@ from qbi.errors import BadValue
 from qbi.files import check_place, to_json, write_atomically
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from qbi.auditing.replay import LayerReplay
 
 MOST_SHOWN = 24
 
 
 def replay(
-    before: Annotated[Path, typer.Argument(help="The model as it was sent (.safetensors, .npz, .pt), or a gradient.")],
+    before: Annotated[
+        Path,
+        typer.Argument(
+            help="The model as it was sent (.safetensors, .npz, .pt; NVFlare's .dxo, .fobs), or a gradient."
+        ),
+    ],
     after: Annotated[
         Path | None, typer.Argument(help="The model as it came back; left out, BEFORE is a gradient.")
     ] = None,
@@ -44,14 +51,13 @@ def replay(
     """
     from qbi.auditing.replay import difference
     from qbi.auditing.replay import replay as read
-    from qbi.data.checkpoint import load_parameters
 
     check_place(out)
     dimensions = _shape(shape)
-    first = load_parameters(before)
+    first = _load(before)
     update = {n: v.float() for n, v in first.items() if v.is_floating_point()}
     if after is not None:
-        update = difference(first, load_parameters(after))
+        update = difference(first, _load(after))
     found = read(update, first if after is not None else None, shape=dimensions or (), batch_size=batch_size)
     if layer is not None:
         found = [f for f in found if f.layer == layer]
@@ -70,6 +76,17 @@ def replay(
         return
     _show(found, is_gradient=after is None)
     console.print(f"Everything is under {out}.")
+
+
+def _load(path: Path) -> "dict[str, Tensor]":
+    """A checkpoint, or a file of NVFlare's exchange objects."""
+    from qbi.data.checkpoint import load_parameters
+
+    if path.suffix in (".dxo", ".fobs") and path.is_file():
+        from qbi.integrations.nvflare.files import load_exchange
+
+        return load_exchange(path)
+    return load_parameters(path)
 
 
 def _show(found: "list[LayerReplay]", *, is_gradient: bool) -> None:

@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from qbi.errors import CannotRead
 from qbi.sentences.arrivals import Arrivals, MapGroup
 from qbi.sentences.candidates import AT_ONCE, Found
 from qbi.sentences.pairing import TokenPlaces, backprops_of, likely_places_of
@@ -89,6 +90,8 @@ def _clusters(
 ) -> Int[Tensor, "k t"]:
     """A sequence for each token of the position that has most: everywhere the token whose backprop is nearest to the sequence's own."""
     where = [pairs.at(p) for p in range(positions)]
+    if not all(len(own) for own in where):
+        raise CannotRead("at some position no token of the vocabulary lies in the span.")
     if seeds is None:
         seeds = max(where, key=len)
     centres = backs[seeds]

@@ -10,7 +10,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from qbi.errors import CannotRead
 from qbi.sentences.arrivals import Arrivals, MapGroup
 from qbi.sentences.candidates import AT_ONCE, Found
 
@@ -32,8 +31,6 @@ def likely_places_of(found: Found, positions: int, most: int, *, cut: bool = Tru
     tokens, places, far = [], [], []
     for position in range(positions):
         able = found.allowed[:, position].nonzero()[:, 0]
-        if len(able) == 0:
-            raise CannotRead(f"no token of the vocabulary passes at position {position}.")
         own = found.likely[able, position]
         order = own.argsort()[:most]
         tokens.append(found.tokens[able[order]])

@@ -16,6 +16,8 @@ from types import TracebackType
 from typing import Any
 
 from qbi.errors import QbiError
+from qbi.integrations.flower.certificates import write_certificates
+from qbi.integrations.processes import end, free_port
 
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -23,6 +25,7 @@ QUIET = {
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
 }
+OPEN = ("--insecure",)
 ENDED = ("finished:completed", "finished:failed", "finished:stopped")
 
 
@@ -33,7 +36,8 @@ class FederationFailed(QbiError):
 class LocalFederation:
     """`with LocalFederation(3) as federation: federation.run(app, {...})`. Nothing is left running after the block.
 
-    Clients are processes of their own (SuperNodes), or virtual ones on Ray where `simulated`.
+    Clients are processes of their own (SuperNodes), or virtual ones on Ray where `simulated`. With `owners`, each SuperNode stands behind
+    a gate: that is what its `qbi-site.toml` says besides the ledger. With `tls`, the SuperLink has a certificate for this machine.
     """
 
     def __init__(
@@ -42,10 +46,12 @@ class LocalFederation:
         *,
         simulated: bool = False,
         node_config: Mapping[str, str] | None = None,
+        owners: str | None = None,
+        tls: bool = False,
         start_within: float = 60.0,
     ) -> None:
         self.clients, self.simulated, self.start_within = clients, simulated, start_within
-        self.node_config = dict(node_config or {})
+        self.node_config, self.owners, self.tls = dict(node_config or {}), owners, tls
         self.home = Path(tempfile.mkdtemp(prefix="qbi-flower-"))
         self.nodes: list[subprocess.Popen[bytes]] = []
         self.link: subprocess.Popen[bytes] | None = None
@@ -58,14 +64,15 @@ class LocalFederation:
         if threading.current_thread() is threading.main_thread():
             # A program that is asked to end leaves its blocks only if the signal is an exception.
             self._before = signal.signal(signal.SIGTERM, lambda _sign, _frame: sys.exit(128 + signal.SIGTERM))
-        api, *rest = [_free_port() for _ in range(1 + self.clients)]
-        config = f'[superlink]\ndefault = "here"\n\n[superlink.here]\naddress = "127.0.0.1:{api}"\ninsecure = true\n'
+        api, *rest = [free_port() for _ in range(1 + self.clients)]
+        servers, clients, trust = write_certificates(self.home) if self.tls else (OPEN, OPEN, "insecure = true")
+        config = f'[superlink]\ndefault = "here"\n\n[superlink.here]\naddress = "127.0.0.1:{api}"\n{trust}\n'
         (self.home / "config.toml").write_text(config)
         try:
             self.link = self._start(
                 "superlink",
                 "flower-superlink",
-                "--insecure",
+                *servers,
                 *("--host", "127.0.0.1", "--port", str(api)),
                 *(("--simulation",) if self.simulated else ()),
             )
@@ -76,8 +83,8 @@ class LocalFederation:
                 self.nodes.append(
                     self._start(
                         f"supernode-{number}",
-                        "flower-supernode",
-                        "--insecure",
+                        *self._supernode(number),
+                        *clients,
                         *("--superlink", f"127.0.0.1:{api}"),
                         *("--port", str(port)),
                         *("--node-config", " ".join(words)),
@@ -116,16 +123,29 @@ class LocalFederation:
         runs = found.get("runs", [])
         return str(runs[0]["status"]) if runs else "unknown"
 
+    def site_file(self, number: int) -> Path:
+        """The owner's file of a client."""
+        return self.home / f"owner-{number}" / "qbi-site.toml"
+
+    def _supernode(self, number: int) -> tuple[str, ...]:
+        """Flower's own program, or the same behind the owner's gate."""
+        if self.owners is None:
+            return ("flower-supernode",)
+        place = self.site_file(number)
+        place.parent.mkdir()
+        place.write_text(f'ledger = "client.ledger"\n{self.owners}', encoding="utf-8")
+        return (sys.executable, "-m", "qbi.integrations.flower.supernode", "--qbi-site", str(place))
+
     def kill(self, number: int) -> None:
         """End one client the hard way, with everything it started."""
-        _kill(self.nodes[number])
+        end(self.nodes[number])
 
     def log(self, name: str) -> str:
         """What one process said: `superlink` or `supernode-0` …"""
         return (self.home / f"{name}.log").read_text(errors="replace")
 
     def _start(self, name: str, program: str, *arguments: str) -> subprocess.Popen[bytes]:
-        command = [str(Path(sys.executable).parent / program), *arguments]
+        command = [program if Path(program).is_absolute() else str(Path(sys.executable).parent / program), *arguments]
         with (self.home / f"{name}.log").open("wb") as file:
             return subprocess.Popen(
                 command, env=self.environment, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
@@ -160,28 +180,8 @@ class LocalFederation:
             signal.signal(signal.SIGTERM, self._before)
             self._before = None
         for process in [*self.nodes, *([self.link] if self.link is not None else [])]:
-            _kill(process)
+            end(process)
         shutil.rmtree(self.home, ignore_errors=True)
-
-
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    """The process and its whole session: Flower starts one process an app."""
-    for sign in (signal.SIGTERM, signal.SIGKILL):
-        try:
-            os.killpg(process.pid, sign)
-        except ProcessLookupError:
-            break
-        try:
-            process.wait(timeout=5)
-        except subprocess.TimeoutExpired:
-            continue
-    process.wait(timeout=10)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _toml(value: Any) -> str:

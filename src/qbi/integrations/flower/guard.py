@@ -3,12 +3,13 @@
     app = ClientApp(mods=[leak_guard])                       # training code uses qbi.Private
     app = ClientApp(mods=[guarded_by(policy="update")])      # training code stays as it is
 
-Settings are the node owner's: from the node's own config (`qbi-policy`, `qbi-total`, `qbi-ledger`, `qbi-metrics` …, see `SiteSettings`), or
+Settings are the node owner's: from the owner's file where the environment names one (`QBI_SITE`), from the node's own config (`qbi-policy`, `qbi-total`, `qbi-ledger`, `qbi-metrics` …, see `SiteSettings`), or
 fixed in the client's code with `guarded_by`. A run's config, which the server writes, is never asked. What is wrong goes to the
 owner's log; the server gets one fixed sentence.
 """
 
 import logging
+import os
 from collections.abc import Callable, Mapping
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MessageType, MetricRecord, RecordDict
@@ -17,7 +18,10 @@ from torch import Tensor
 from qbi.errors import BadValue, QbiError
 from qbi.integrations.flower.records import arrays_of, records_in, state_of
 from qbi.private.boundary import REFUSED
+from qbi.private.owner import VARIABLE, OwnersSite
+from qbi.private.receipts import Receipts
 from qbi.private.site import PREFIX, Reply, SiteSettings, guarded_round, reason
+from qbi.private.trainer import write_receipts
 
 log = logging.getLogger("flwr")
 
@@ -64,6 +68,8 @@ def _mod(msg: Message, ctxt: Context, call_next: Next, fixed: Mapping[str, str |
         before = _spent(ctxt)
         own = {k: v for k, v in ctxt.node_config.items() if k.startswith(PREFIX)}
         settings = SiteSettings.of({**own, **fixed})
+        site = OwnersSite.read() if VARIABLE in os.environ else None
+        settings = settings if site is None else site.settings
         known = NAMES | {*msg.content}
         kinds: dict[str, type] = {}
 
@@ -79,6 +85,10 @@ def _mod(msg: Message, ctxt: Context, call_next: Next, fixed: Mapping[str, str |
             settings, _sent(msg), work, trains=kind == MessageType.TRAIN, spent=before, told=charged.append
         )
         content = _content(passed.reply, kinds, known)
+        if site is not None and settings.policy == "private":
+            # For the gate in the SuperNode's process, which saw nothing of the training.
+            for state in passed.reply.arrays.values():
+                write_receipts(Receipts(site.receipts), _sent(msg), state)
         if not settings.ledger:
             ctxt.state[SPENT] = ConfigRecord({"bits": before + sum(charged)})
     except (Exception, SystemExit) as problem:  # whatever it is, it must not leave, nor its words

@@ -47,6 +47,7 @@ MEASUREMENTS = {
         Measurement("longer", "The longest benign trainings.", "detectors.longer"),
         Measurement("audit", "Time and memory of audits.", "running.audits"),
         Measurement("audit-times", "Times of audits that users wait for.", "running.audit_times"),
+        Measurement("filters", "Filters that frameworks ship, against servers that read.", "stock.filters"),
         Measurement("zoo", "Audits of published architectures.", "running.zoo"),
         Measurement(
             "training",

@@ -1,0 +1,106 @@
+"""Where a reply leaves a site, free of any framework, and outside the trainer's process: nothing that process says is believed.
+
+The gate knows what the server sent and what the owner allows. Arrays leave if they are as they were sent, or if a receipt says that they were
+released (policy `private`), or as the gate itself releases them (policy `update`). Numbers leave by the owner's names, at their price,
+in one order. What a framework's module makes of it is built anew: nothing of the reply itself is passed on.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from qbi.private.boundary import Boundary, State, by_position
+from qbi.private.goal import Budget
+from qbi.private.ledger import Ledger
+from qbi.private.owner import OwnersSite
+from qbi.private.receipts import Receipts
+from qbi.private.site import look_at_model, reason
+from qbi.private.update import ReleasedUpdate
+from qbi.theory import guarantees
+
+PRESENCE = 1.0
+"""Bits that it tells whether a named value is there at all."""
+
+MOST_SAID = 5
+
+
+@dataclass(frozen=True)
+class Leaving:
+    """What may leave: a state, or none, and numbers in one order."""
+
+    arrays: Mapping[str, Tensor] | None
+    numbers: Mapping[str, Any]
+    bits: float
+
+
+@dataclass(frozen=True)
+class Gate:
+    """A site's way out."""
+
+    site: OwnersSite
+    receipts: Receipts = field(init=False)
+    missed: set[str] = field(default_factory=set)
+    """Numbers of which the owner's log has said that they stay."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "receipts", Receipts(self.site.receipts))
+
+    def look(self, sent: State) -> None:
+        """At what the server sent, before anything is trained on it; raises where it looks crafted and the owner refuses that."""
+        look_at_model(sent, self.site.settings.inspect)
+
+    def judge(self, sent: State, arrays: State | None, numbers: Mapping[str, Any]) -> Leaving:
+        """What of a reply may leave. It is paid for first; whatever is wrong raises, and then nothing leaves."""
+        self.look(sent)
+        settings = self.site.settings
+        ledger = Ledger(settings.ledger)
+
+        def pay(bits: float) -> None:
+            if bits > 0:
+                ledger.spend(settings.data, "gate", guarantees.noise_for_bits(bits), limit=settings.total)
+
+        boundary = Boundary(sent, settings.named(), math.inf, pay=pay, ledger=ledger.path.resolve())
+        out: Mapping[str, Tensor] | None = None
+        if arrays is not None:
+            out = self._update(boundary, arrays) if settings.policy == "update" else self._released(boundary, arrays)
+        left = self._numbers(boundary, numbers)
+        self.site.note(f"left: {boundary.spent:.4g} bits by the gate, policy {settings.policy}")
+        return Leaving(out, left, boundary.spent)
+
+    def _update(self, boundary: Boundary, arrays: State) -> dict[str, Tensor]:
+        settings, sent = self.site.settings, boundary.sent
+        budget = Budget.for_goal(bits=settings.bits, clip=settings.clip)
+        named = by_position(arrays, sent)
+        boundary.charge(budget.bits(1))
+        out = ReleasedUpdate(budget).release(sent, named)
+        return {name: out[name] for name in sent}
+
+    def _released(self, boundary: Boundary, arrays: State) -> dict[str, Tensor]:
+        if self.receipts.redeem(boundary.sent, arrays):
+            places = {n: i for i, n in enumerate(boundary.sent)}
+            return {n: arrays[n] for n in sorted(arrays, key=lambda n: (places.get(n, len(places)), n))}
+        boundary.check_arrays(arrays)
+        return dict(boundary.sent)
+
+    def _numbers(self, boundary: Boundary, numbers: Mapping[str, Any]) -> dict[str, Any]:
+        out: dict[str, Any] = {}
+        for name, rule in sorted(boundary.metrics.items()):
+            if rule.constant is not None:
+                out[name] = int(rule.constant) if rule.constant == int(rule.constant) else rule.constant
+                continue
+            boundary.charge(PRESENCE)
+            if name in numbers:
+                value, bits = rule.let_out(numbers[name])
+                boundary.charge(bits)
+                out[name] = value
+        for name in sorted(set(map(str, numbers)) - set(boundary.metrics) - self.missed)[:MOST_SAID]:
+            self.missed.add(name)
+            self.site.note(f'“{name}” stays here; to let it out at its price, name it: metrics = ["{name}:8:10"]')
+        return out
+
+    def refuse(self, problem: BaseException) -> None:
+        """Why a reply did not leave, for the owner's log alone."""
+        self.site.note(f"not answered: {reason(problem)}")

@@ -1,0 +1,59 @@
+"""A guarded round in the trainer's process, where the gate is another: private steps are paid for, and what they released gets a receipt."""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from qbi.private.boundary import Boundary, State, inside
+from qbi.private.ledger import Ledger
+from qbi.private.owner import OwnersSite
+from qbi.private.receipts import Receipts
+from qbi.private.site import look_at_model
+from qbi.theory import guarantees
+
+
+@dataclass(frozen=True)
+class PrivateRound:
+    """One round: what was sent, and a way to answer."""
+
+    boundary: Boundary
+    receipts: Receipts
+
+    @property
+    def sent(self) -> dict[str, Tensor]:
+        """The model as it came, to be loaded before `qbi.Private` is made."""
+        return {n: v.clone() for n, v in self.boundary.sent.items()}
+
+    def answer(self, state: State) -> dict[str, Tensor]:
+        """A released state, checked, with receipts for it and for its difference to what was sent."""
+        out = self.boundary.check_arrays(state)
+        write_receipts(self.receipts, self.boundary.sent, out)
+        return out
+
+
+@contextmanager
+def private_round(sent: State, site: OwnersSite | None = None) -> Iterator[PrivateRound]:
+    """Train inside: `qbi.Private` must begin with what was sent, and each pass is written into the owner's ledger before it begins."""
+    owner = OwnersSite.read() if site is None else site
+    settings = owner.settings
+    look_at_model(sent, settings.inspect)
+    ledger = Ledger(settings.ledger)
+
+    def pay(bits: float) -> None:
+        if bits > 0:
+            ledger.spend(settings.data, "round", guarantees.noise_for_bits(bits), limit=settings.total)
+
+    boundary = Boundary(sent, {}, math.inf, pay=pay, ledger=ledger.path.resolve())
+    with inside(boundary):
+        yield PrivateRound(boundary, Receipts(owner.receipts))
+
+
+def write_receipts(receipts: Receipts, sent: State, state: State) -> None:
+    """For a state that was checked, and for its difference to what was sent, which frameworks may send in its place."""
+    receipts.write(sent, state)
+    mine = {n: v.detach().cpu() for n, v in state.items()}
+    if all(n in sent and sent[n].dtype == v.dtype and sent[n].shape == v.shape for n, v in mine.items()):
+        receipts.write(sent, {n: v - sent[n].detach().cpu() for n, v in mine.items()})

@@ -1,0 +1,223 @@
+"""`qbi claims`: what settings in other people's files are worth, against closed forms and the frameworks' own code."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from qbi.auditing.claim_files import rounds_in, settings_in
+from qbi.auditing.claims import MECHANISMS, Circumstances, PrivacySetting, laplace_bits, worth
+from qbi.errors import BadValue, DataError
+from qbi.theory import guarantees
+
+SVT = "nvflare.app_common.filters.svt_privacy.SVTPrivacy"
+
+
+def job(folder, *filters, tasks=("train",), rounds=3):
+    place = folder / "app" / "config"
+    place.mkdir(parents=True)
+    parts = [{"path": path, "args": arguments} for path, arguments in filters]
+    client = {"format_version": 2, "task_result_filters": [{"tasks": list(tasks), "filters": parts}]}
+    server = {"workflows": [{"id": "c", "path": "x.FedAvg", "args": {"num_rounds": rounds}}]}
+    (place / "config_fed_client.json").write_text(json.dumps(client))
+    (place / "config_fed_server.json").write_text(json.dumps(server))
+    return folder
+
+
+def flower(folder, call, **config):
+    lines = [f"{name} = {value}" for name, value in config.items()]
+    (folder / "pyproject.toml").write_text("[tool.flwr.app.config]\n" + "\n".join(lines))
+    (folder / "client_app.py").write_text(f"def f(context):\n    cfg = context.run_config\n    mod = {call}\n")
+    return folder
+
+
+def test_the_defaults_of_svt_spend_seventy_thousand_a_round(tmp_path):
+    """FLIP#1145: a model of seven million parameters."""
+    (setting,) = settings_in(job(tmp_path, (SVT, {})))
+    found = worth(setting, Circumstances(3, 7_033_290))
+    assert found.epsilon == pytest.approx(0.1 + 70_332.9)
+    assert found.epsilon_in_all == pytest.approx(3 * 70_333)
+    assert found.claimed == 0.1
+    assert not found.holds
+
+
+def test_svt_is_counted_as_its_own_code_counts():
+    pytest.importorskip("nvflare")
+    from nvflare.apis.dxo import DXO, DataKind, from_shareable
+    from nvflare.apis.fl_context import FLContext
+    from nvflare.app_common.filters.svt_privacy import SVTPrivacy
+
+    for arguments in ({}, {"fraction": 0.6, "epsilon": 0.001, "noise_var": 1.0}, {"epsilon_release": 2.0}):
+        shareable = DXO(DataKind.WEIGHT_DIFF, {"w": np.random.default_rng(0).normal(size=(30, 41))}).to_shareable()
+        meta = from_shareable(SVTPrivacy(**arguments).process(shareable, FLContext())).meta
+        found = worth(PrivacySetting("", "SVTPrivacy", arguments), Circumstances(1, 30 * 41))
+        assert found.epsilon == pytest.approx(meta["svt_privacy_budget"]["epsilon_total"])
+
+
+def test_a_sensitivity_far_below_the_clip_is_found(tmp_path):
+    """FLIP#833: clip 1, sensitivity 1e-4."""
+    call = 'LocalDpMod(cfg["clipping-norm"], cfg["sensitivity"], epsilon=float(cfg["epsilon"]), delta=1e-5)'
+    config = {"num-server-rounds": 10, "clipping-norm": 1.0, "sensitivity": 1e-4, "epsilon": 10.0}
+    folder = flower(tmp_path, call, **config)
+    (setting,) = settings_in(folder)
+    assert rounds_in(folder) == 10
+    found = worth(setting, Circumstances())
+    assert found.noise == pytest.approx(4.845e-5, rel=1e-3)
+    assert found.bits == pytest.approx(3.07e8, rel=0.01)
+    assert any("10,000 times too small" in remark for remark in found.remarks)
+    assert not found.holds
+
+
+def test_local_dp_adds_the_noise_that_is_counted():
+    pytest.importorskip("flwr")
+    import torch
+
+    from qbi.integrations.stock import flower_mod
+
+    arguments = {"sensitivity": 0.3, "epsilon": 2.0, "delta": 1e-4}
+    sent = {"w": torch.zeros(200, 300)}
+    moved = flower_mod("LocalDpMod", clipping_norm=0.5, **arguments)(sent, {"w": torch.ones(200, 300)})["w"]
+    found = worth(PrivacySetting("", "LocalDpMod", {"clipping_norm": 0.5, **arguments}), Circumstances())
+    assert float(moved.std()) / 0.5 == pytest.approx(found.noise, rel=0.02)
+
+
+def test_a_sound_local_setting_holds(tmp_path):
+    folder = flower(tmp_path, "LocalDpMod(clipping_norm=1.0, sensitivity=1.0, epsilon=0.9, delta=1e-5)")
+    (setting,) = settings_in(folder)
+    found = worth(setting, Circumstances(5))
+    assert found.holds
+    assert found.epsilon == pytest.approx(guarantees.epsilon(1e-5, found.noise))
+    assert found.epsilon_in_all > found.epsilon
+
+
+def test_filters_for_every_task_are_said_never_to_run(tmp_path):
+    (setting,) = settings_in(job(tmp_path, (SVT, {}), tasks=("*",)))
+    assert any("never runs" in remark for remark in setting.remarks)
+
+
+def test_nvflare_does_not_run_filters_for_every_task():
+    """What the remark says, by NVFlare's own look-up."""
+    pytest.importorskip("nvflare")
+    from nvflare.apis.fl_context import FLContext
+    from nvflare.apis.utils.task_utils import get_filters
+
+    assert get_filters("task_result_filters", FLContext(), {"*/out": ["filter"]}, "train", "out") == []
+    assert get_filters("task_result_filters", FLContext(), {"train/out": ["filter"]}, "train", "out") == ["filter"]
+
+
+def test_a_sites_policy_is_read_scope_by_scope(tmp_path):
+    scopes = [
+        {"name": "a", "task_result_filters": [{"path": "x.PercentilePrivacy", "args": {"percentile": 10}}]},
+        {
+            "name": "b",
+            "task_result_filters": [{"path": SVT, "args": {}}, {"path": "qbi.integrations.nvflare.SiteResults"}],
+        },
+    ]
+    place = tmp_path / "privacy.json"
+    place.write_text(json.dumps({"scopes": scopes, "default_scope": "a"}))
+    found = settings_in(place)
+    assert [s.mechanism for s in found] == ["PercentilePrivacy", "SVTPrivacy"]
+    assert all(any("2 scopes" in remark for remark in s.remarks) for s in found)
+    assert not worth(found[0], Circumstances()).holds
+    assert worth(found[1], Circumstances()).epsilon is None  # without the number of parameters
+
+
+def test_mods_that_clip_alone_bound_nothing(tmp_path):
+    (tmp_path / "client_app.py").write_text("app = ClientApp(mods=[fixedclipping_mod, mod.adaptiveclipping_mod])")
+    found = [worth(s, Circumstances()) for s in settings_in(tmp_path)]
+    assert [w.setting.mechanism for w in found] == ["fixedclipping_mod", "adaptiveclipping_mod"]
+    assert all(w.bits == math.inf and not w.holds for w in found)
+
+
+@pytest.mark.parametrize("name", [n for n in MECHANISMS if n not in ("LocalDpMod", "Opacus")])
+def test_every_mechanism_says_something(name):
+    assert worth(PrivacySetting("here", name, {}), Circumstances()).remarks
+
+
+@pytest.mark.parametrize("name", ["LocalDpMod", "Opacus"])
+def test_a_number_that_no_file_says_is_asked_for(name):
+    with pytest.raises(BadValue, match=r"here.*without a number"):
+        worth(PrivacySetting("here", name, {}), Circumstances())
+
+
+def test_the_bound_on_laplace_noise_holds_by_monte_carlo():
+    """Information of a fair ± r through Laplace noise, by sampling: below the bound, and not far below."""
+    draws = np.random.default_rng(0)
+    for ratio in (0.05, 0.5, 3.0):
+        x = draws.choice([-ratio, ratio], 400_000)
+        y = x + draws.laplace(size=x.size)
+        up, down = np.exp(-np.abs(y - ratio)), np.exp(-np.abs(y + ratio))
+        own = np.where(x > 0, up, down)
+        information = float(np.mean(np.log2(2 * own / (up + down))))
+        assert information <= laplace_bits(ratio) + 0.005
+    assert laplace_bits(0.0) == 0.0
+
+
+def test_opacus_by_hand(qbi_here):
+    code, said = qbi_here(
+        "claims", "--noise-multiplier", 1.1, "--sample-rate", 0.01, "--steps", 100, "--rounds", 10, "--json"
+    )
+    (found,) = json.loads(said)["settings"]
+    assert code == 0
+    assert found["ε in all"] == pytest.approx(guarantees.poisson_epsilon(1e-5, 1.1, 0.01, 1000))
+
+
+def test_the_command_on_files(tmp_path, qbi_here):
+    code, said = qbi_here("claims", job(tmp_path, (SVT, {})), "--parameters", 7_033_290)
+    assert code == 1
+    assert "70,333" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("claims", "nowhere"), "no such file"),
+        (("claims", "--noise-multiplier", "1"), "--sample-rate"),
+        (("claims",), "no known mechanism"),
+    ],
+)
+def test_what_cannot_be_judged_is_a_sentence(words, says, qbi_here):
+    code, said = qbi_here(*words)
+    assert code == 2
+    assert says in said
+
+
+@pytest.mark.parametrize("text", ["{", "[" * 100_000])
+def test_damaged_files_are_a_sentence(tmp_path, text):
+    (tmp_path / "privacy.json").write_text(text)
+    with pytest.raises(DataError, match=r"privacy\.json"):
+        settings_in(tmp_path)
+
+
+@pytest.mark.parametrize("text", ['{"scopes": 3}', '{"task_result_filters": [3, {"filters": {}}]}', "[]", "{}"])
+def test_odd_files_hold_nothing(tmp_path, text):
+    (tmp_path / "privacy.json").write_text(text)
+    assert settings_in(tmp_path) == []
+
+
+def test_scripts_are_read_and_not_run(tmp_path):
+    (tmp_path / "client.py").write_text("raise SystemExit(47)\nLocalDpMod(1.0, 1.0, 1.0, 1e-5)\n")
+    assert len(settings_in(tmp_path)) == 1
+
+
+NETWORK = """from torch import nn
+def make():
+    return nn.Sequential(nn.Flatten(), nn.Linear(432, 60), nn.ReLU(), nn.Linear(60, 10))
+"""
+
+
+def test_what_servers_read_through_a_frameworks_own_filter(tmp_path, qbi_here):
+    """PercentilePrivacy's defaults leave a crafted row's values, so as many are read as without it; SVT's noise leaves few."""
+    pytest.importorskip("nvflare")
+    (tmp_path / "net.py").write_text(NETWORK)
+    percentile = "nvflare.app_common.filters.percentile_privacy.PercentilePrivacy"
+    folder = job(tmp_path / "job", (percentile, {}), (percentile, {"gamma": -1}), (SVT, {}))
+    model = f"{tmp_path / 'net.py'}:make"
+    words = ("--parameters", 1000, "--read", model, "--size", 12, "--batch-size", 8, "--json")
+    code, said = qbi_here("claims", folder, *words)
+    assert code == 1
+    default, switched_off, sparse = (row["read"] for row in json.loads(said)["read"])
+    assert default["qbi"]["psnr>19"] >= 4
+    assert switched_off["qbi"]["psnr>19"] >= default["qbi"]["psnr>19"]
+    assert sparse["qbi"]["psnr>30"] == 0
