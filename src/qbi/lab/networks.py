@@ -40,6 +40,12 @@ def two_layers() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(3072, 200), nn.ReLU(), nn.Linear(200, 10))
 
 
+def with_convolutions() -> nn.Module:
+    """Three convolutions before the same two layers: the small CNN of the example's federation."""
+    body = [nn.Conv2d(3, 64, 3, padding=1), nn.Conv2d(64, 64, 3, padding=1), nn.Conv2d(64, 3, 3, padding=1)]
+    return nn.Sequential(*body, *two_layers())  # type: ignore[misc]
+
+
 class Block(nn.Module):
     """A residual block with GroupNorm."""
 

@@ -22,10 +22,10 @@ class Measurement:
     file: str = ""
 
     @property
-    def measure(self) -> Callable[[str], dict[str, Any]]:
+    def measure(self) -> Callable[[str], Any]:
         """From the name of a data source to the document."""
         module, name = self.function.rsplit(".", 1)
-        found: Callable[[str], dict[str, Any]] = getattr(import_module(f"qbi.lab.measurements.{module}"), name)
+        found: Callable[[str], Any] = getattr(import_module(f"qbi.lab.measurements.{module}"), name)
         return found
 
     @property
@@ -48,6 +48,9 @@ MEASUREMENTS = {
         Measurement("audit", "Time and memory of audits.", "running.audits"),
         Measurement("audit-times", "Times of audits that users wait for.", "running.audit_times"),
         Measurement("filters", "Filters that frameworks ship, against servers that read.", "stock.filters"),
+        Measurement("federations", "What the guard costs in Flower's simulation.", "federated.costs"),
+        Measurement("flower", "Accuracy with and without the guard, and an attack on the way.", "federated.prices"),
+        Measurement("clients", "A thousand simulated clients.", "federated.thousand"),
         Measurement("zoo", "Audits of published architectures.", "running.zoo"),
         Measurement(
             "training",

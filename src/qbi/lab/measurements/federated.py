@@ -1,0 +1,41 @@
+"""Federations in Flower's simulation, each in a process of its own."""
+
+from dataclasses import replace
+from typing import Any
+
+from qbi.lab.federations import Federation, simulate
+from qbi.lab.workers import alone
+
+COSTS = {
+    "small CNN": Federation("small CNN", rounds=10),
+    "two layers": Federation("two layers", rounds=10),
+    "100 clients": Federation("two layers", clients=100, rounds=1, images=4000),
+}
+PRICED = Federation("two layers", clients=4, rounds=20, images=3000, held_out=1000, batch=50, attack_round=5)
+RATES = {False: 0.1, True: 0.5}
+"""Of plain and of private training: clipping fixes a gradient's length."""
+SEEDS = 5
+
+
+def costs(_data: str) -> dict[str, Any]:
+    """Rounds and clients, without the guard and with it."""
+    return {
+        name: [alone(simulate, replace(setting, guard=guard)) for guard in (False, True)]
+        for name, setting in COSTS.items()
+    }
+
+
+def prices(data: str) -> dict[str, Any]:
+    """Accuracy over seeds, with an attack on the way."""
+    runs = [
+        alone(simulate, replace(PRICED, data=data, guard=guard, rate=RATES[guard], seed=seed))
+        for seed in range(SEEDS)
+        for guard in (False, True)
+    ]
+    return {"runs": runs}
+
+
+def thousand(_data: str) -> dict[str, Any]:
+    """A thousand simulated clients in one round, guarded: the largest process is what counts."""
+    setting = Federation("two layers", clients=1000, rounds=1, images=40_000, guard=True)
+    return {"runs": [alone(simulate, setting)]}
