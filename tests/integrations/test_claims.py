@@ -28,7 +28,8 @@ def job(folder, *filters, tasks=("train",), rounds=3):
 def flower(folder, call, **config):
     lines = [f"{name} = {value}" for name, value in config.items()]
     (folder / "pyproject.toml").write_text("[tool.flwr.app.config]\n" + "\n".join(lines))
-    (folder / "client_app.py").write_text(f"def f(context):\n    cfg = context.run_config\n    mod = {call}\n")
+    script = f"def f(context):\n    cfg = context.run_config\n    mod = {call}\n    return ClientApp(mods=[mod])\n"
+    (folder / "client_app.py").write_text(script)
     return folder
 
 
@@ -94,6 +95,24 @@ def test_a_sound_local_setting_holds(tmp_path):
 def test_filters_for_every_task_are_said_never_to_run(tmp_path):
     (setting,) = settings_in(job(tmp_path, (SVT, {}), tasks=("*",)))
     assert any("never runs" in remark for remark in setting.remarks)
+    assert not setting.runs
+
+
+def test_a_mod_that_no_app_has_a_number_of_two_values_and_hardly_any_noise_do_not_hold(tmp_path):
+    script = tmp_path / "client_app.py"
+    sound = "LocalDpMod(clipping_norm=1.0, sensitivity=1.0, epsilon=0.9, delta=1e-5)"
+    script.write_text(f"mod = {sound}\napp = ClientApp(mods=[mod])\n")
+    assert worth(next(iter(settings_in(tmp_path))), Circumstances(1)).holds
+    script.write_text(f"mod = {sound}\napp = ClientApp()\n")
+    assert not worth(next(iter(settings_in(tmp_path))), Circumstances(1)).holds
+    script.write_text(
+        "epsilon = 100000.0\napp = ClientApp(mods=[LocalDpMod(1.0, 1.0, epsilon, 1e-5)])\n"
+        "def other():\n    epsilon = 0.5\n"
+    )
+    with pytest.raises(BadValue, match="write it as a number"):
+        worth(next(iter(settings_in(tmp_path))), Circumstances(1))
+    script.write_text("app = ClientApp(mods=[LocalDpMod(1.0, 1.0, 1000.0, 1e-5)])\n")
+    assert not worth(next(iter(settings_in(tmp_path))), Circumstances(1)).holds
 
 
 def test_nvflare_does_not_run_filters_for_every_task():

@@ -372,7 +372,9 @@ def test_named_numbers_leave_rounded_and_are_charged(kind):
     }
     assert dict(reply.content["config"]) == {"note": PATIENT, "blob": b"abc", "names": [PATIENT], "flag": 1}
     assert isinstance(reply.content["config"], ConfigRecord)
-    assert ctxt.state[SPENT]["bits"] == 64 + 7 + 8 + 2 * (64 + 64) + 2 * 8 * len(PATIENT) + 8 * 3
+    assert ctxt.state[SPENT]["bits"] == 64 + 7 + 8 + 8 * (8 + 2 * 9) + 8 * (8 + len(PATIENT)) + 8 * (8 + 3) + 8 * (
+        8 + 1 + 8 + len(PATIENT)
+    )
 
 
 @pytest.mark.parametrize(("metrics", "values"), [("note:7", {"config": WORDS}), ("losses:7", NUMBERS)])

@@ -224,8 +224,27 @@ def test_numbers_leave_by_name_in_one_order_at_their_price(tmp_path):
     left = gate.judge(SENT, None, said)
     assert list(left.numbers) == ["accuracy", "loss", "note", "num-examples"]
     assert left.numbers["num-examples"] == 1
-    assert left.bits == pytest.approx(7 + 8 + 16 + 3)  # and one bit each for being there
+    assert left.bits == pytest.approx(7 + 8 + 64 + 16 + 3)  # and one bit each for being there
     assert gate.judge(SENT, None, {}).bits == pytest.approx(3)
+
+
+def test_an_earlier_state_does_not_leave(tmp_path):
+    """Which of several released states to send could be chosen by the data: a new receipt voids those before it, one reply uses all up."""
+    receipts = Receipts(tmp_path / "receipts")
+    first, second = ({n: v + k for n, v in SENT.items()} for k in (1, 2))
+    receipts.write(SENT, first)
+    receipts.write(SENT, second, {n: v - SENT[n] for n, v in second.items()})
+    assert not receipts.redeem(SENT, first)
+    assert receipts.redeem(SENT, second)
+    assert not receipts.redeem(SENT, {n: v - SENT[n] for n, v in second.items()})
+
+
+def test_how_many_there_are_costs_too(tmp_path):
+    """Empty texts between others could carry anything in their number."""
+    gate = Gate(owner(tmp_path, 'policy = "update"\nmetrics = ["note"]\nlimit = 1000000'))
+    coded = [""] * 300 + ["x"]
+    assert gate.judge(SENT, None, {"note": coded}).bits >= 64 * len(coded)
+    assert gate.judge(SENT, None, {"note": ""}).bits >= 64
 
 
 def test_a_limit_ends_it_over_restarts(tmp_path):

@@ -4,6 +4,7 @@ import ast
 import json
 import tomllib
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ NEVER_RUNS = (
     'for tasks ["*"]: NVFlare 2.9 looks filters up by a task\'s own name, so this one never runs; name the tasks'
 )
 FAILS_OPEN = "results of other kinds, with an error code or without data pass it as they are, and so does their meta (INITIAL_METRICS)"
+MOD = "Mod"
+IN_NO_APP = "no app of this file has it among its mods: it never runs"
 SITE = "a site's filter: the simulator does not run it"
 
 
@@ -91,7 +94,8 @@ def _in_json(file: Path) -> Iterator[PrivacySetting]:
         tasks = chain.get("tasks", [])
         star = (NEVER_RUNS,) if isinstance(tasks, list) and "*" in tasks else ()
         for part in _listed(chain, "filters"):
-            yield from _of_filter(file, part, (*star, FAILS_OPEN))
+            for found in _of_filter(file, part, (*star, FAILS_OPEN)):
+                yield replace(found, runs=not star)
 
 
 def _of_filter(file: Path, part: Mapping[str, Any], remarks: tuple[str, ...]) -> Iterator[PrivacySetting]:
@@ -138,9 +142,10 @@ def _in_script(file: Path, config: Mapping[str, Any]) -> Iterator[PrivacySetting
     known: dict[str, Any] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
-            value = _value(node.value, known, config)
-            if value is not None:
-                known[node.targets[0].id] = value
+            name, value = node.targets[0].id, _value(node.value, known, config)
+            # A name that stands for several numbers stands for none: files are read, not run.
+            known[name] = None if name in known and known[name] != value else value
+    used = _among_mods(tree)
     order = {"LocalDpMod": ("clipping_norm", "sensitivity", "epsilon", "delta")}
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
@@ -148,13 +153,26 @@ def _in_script(file: Path, config: Mapping[str, Any]) -> Iterator[PrivacySetting
             if name in MECHANISMS and name != "Opacus":
                 arguments = dict(zip(order.get(name, ()), (_value(a, known, config) for a in node.args), strict=False))
                 arguments |= {k.arg: _value(k.value, known, config) for k in node.keywords if k.arg}
-                yield PrivacySetting(
-                    f"{file}:{node.lineno}", name, {k: v for k, v in arguments.items() if v is not None}
-                )
+                numbers = {k: v for k, v in arguments.items() if v is not None}
+                runs = not name.endswith(MOD) or id(node) in used
+                yield PrivacySetting(f"{file}:{node.lineno}", name, numbers, () if runs else (IN_NO_APP,), runs)
         elif isinstance(node, ast.keyword) and node.arg == "mods" and isinstance(node.value, ast.List):
             for mod in node.value.elts:
                 if isinstance(mod, ast.Name | ast.Attribute) and (name := _name(mod)) in MECHANISMS:
                     yield PrivacySetting(f"{file}:{mod.lineno}", name, {})
+
+
+def _among_mods(tree: ast.Module) -> set[int]:
+    """Calls that stand in an app's list of mods, or whose name does."""
+    lists = [n.value for n in ast.walk(tree) if isinstance(n, ast.keyword) and n.arg == "mods"]
+    inside = [part for value in lists for part in ast.walk(value)]
+    names = {n.id for n in inside if isinstance(n, ast.Name)}
+    assigned = [
+        n.value
+        for n in ast.walk(tree)
+        if isinstance(n, ast.Assign) and any(isinstance(t, ast.Name) and t.id in names for t in n.targets)
+    ]
+    return {id(n) for n in (*inside, *assigned) if isinstance(n, ast.Call)}
 
 
 def _name(node: ast.expr) -> str:

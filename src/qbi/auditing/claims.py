@@ -15,6 +15,9 @@ from qbi.theory import guarantees
 GUESS = 0.01
 """The chance of a guess whose growth is said."""
 
+WORTHLESS = 100.0
+"""ε over all rounds above which a setting bounds no guess that anybody could make."""
+
 DELTA = 1e-5
 UPDATE = "everything a client holds"
 SAMPLE = "one sample"
@@ -28,6 +31,8 @@ class PrivacySetting:
     mechanism: str
     arguments: Mapping[str, Any]
     remarks: tuple[str, ...] = ()
+    runs: bool = True
+    """Whether the framework ever calls it."""
 
 
 @dataclass(frozen=True)
@@ -48,8 +53,10 @@ class Worth:
 
     @property
     def holds(self) -> bool:
-        """Whether anything is bounded at all, and as far as was claimed."""
-        if self.epsilon is None or not math.isfinite(self.epsilon):
+        """Whether it runs, and anything is bounded that is worth the word, and as far as was claimed."""
+        if not self.setting.runs or self.epsilon is None or self.epsilon_in_all is None:
+            return False
+        if not max(self.epsilon, self.epsilon_in_all) <= WORTHLESS:
             return False
         return self.claimed is None or self.epsilon <= self.claimed * (1 + 1e-6)
 

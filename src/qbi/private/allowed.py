@@ -65,15 +65,15 @@ def read_names(text: str) -> dict[str, AllowedNumber]:
 
 
 def _size(value: Any) -> int:
-    """Bytes that a value can say at most."""
+    """Bytes that a value can say at most. How many there are, and of which kind each is, says something too: an empty text costs as much as a number."""
     if isinstance(value, int):
         return max(8, (value.bit_length() + 7) // 8)
     if isinstance(value, bytes | bytearray):
-        return len(value)
+        return 8 + len(value)
     if isinstance(value, str):
-        return len(value.encode())
+        return 8 + len(value.encode())
     if isinstance(value, list | tuple):
-        return 8 + sum(_size(v) for v in value)
+        return 8 + sum(1 + _size(v) for v in value)
     if not isinstance(value, float):
         raise NotReleased(
             f"boundary: a named value is a {type(value).__name__}; numbers, texts, bytes and lists of them may leave."

@@ -3,7 +3,7 @@
 policy = "update"                    # or "private": the training code uses qbi.Private
 bits = 72                            # of `update`: for each round, about everything the site holds
 clip = 1.0
-limit = 1500                         # bits over everything in the ledger
+limit = 1500                         # bits about this data set, over all rounds
 ledger = "/var/lib/qbi/clinic.ledger"
 data = "clinic"
 metrics = ["accuracy:7"]             # numbers that may leave, each at its price

@@ -32,24 +32,36 @@ class Receipts:
 
     folder: Path
 
-    def write(self, sent: State, released: State) -> None:
-        """This state was released after that model was sent."""
+    def write(self, sent: State, *released: State) -> None:
+        """One of these states, which say the same, was released after that model was sent. Earlier receipts for that model are void: which
+        state to send must not be chosen."""
         self._clear()
-        place = self.folder / self._name(sent, released)
+        prefix = self._prefix(sent)
         try:
-            os.close(os.open(place, os.O_WRONLY | os.O_CREAT, 0o600))
+            for old in self.folder.glob(f"{prefix}-*"):
+                old.unlink()
+            for state in released:
+                place = self.folder / f"{prefix}-{self._name(sent, state)}"
+                os.close(os.open(place, os.O_WRONLY | os.O_CREAT, 0o600))
         except OSError as problem:
             raise DataError(f"receipts {self.folder}: one cannot be written ({problem.strerror}).") from problem
 
     def redeem(self, sent: State, state: State) -> bool:
-        """Whether there is a receipt; it is used up by asking, whoever asks first."""
+        """Whether there is a receipt; all for that model are used up by redeeming one, whoever comes first."""
+        prefix = self._prefix(sent)
         try:
-            (self.folder / self._name(sent, state)).unlink()
+            (self.folder / f"{prefix}-{self._name(sent, state)}").unlink()
+            for other in self.folder.glob(f"{prefix}-*"):
+                with suppress(FileNotFoundError):
+                    other.unlink()
         except FileNotFoundError:
             return False
         except OSError as problem:
             raise DataError(f"receipts {self.folder}: one cannot be redeemed ({problem.strerror}).") from problem
         return True
+
+    def _prefix(self, sent: State) -> str:
+        return hmac.new(self._key(), digest(sent), "sha256").hexdigest()[:32]
 
     def _name(self, sent: State, state: State) -> str:
         return hmac.new(self._key(), digest(sent) + digest(state), "sha256").hexdigest()

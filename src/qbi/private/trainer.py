@@ -53,7 +53,7 @@ def private_round(sent: State, site: OwnersSite | None = None) -> Iterator[Priva
 
 def write_receipts(receipts: Receipts, sent: State, state: State) -> None:
     """For a state that was checked, and for its difference to what was sent, which frameworks may send in its place."""
-    receipts.write(sent, state)
     mine = {n: v.detach().cpu() for n, v in state.items()}
-    if all(n in sent and sent[n].dtype == v.dtype and sent[n].shape == v.shape for n, v in mine.items()):
-        receipts.write(sent, {n: v - sent[n].detach().cpu() for n, v in mine.items()})
+    alike = all(n in sent and sent[n].dtype == v.dtype and sent[n].shape == v.shape for n, v in mine.items())
+    difference = [{n: v - sent[n].detach().cpu() for n, v in mine.items()}] if alike else []
+    receipts.write(sent, state, *difference)

@@ -11,7 +11,7 @@ from typing import Any
 
 from nvflare.apis.app_validation import AppValidator
 
-from qbi.errors import BadValue
+from qbi.errors import BadValue, DataError
 from qbi.files import write_atomically
 from qbi.private.owner import OwnersSite
 
@@ -68,6 +68,9 @@ class ReviewedJobs(AppValidator):  # type: ignore[misc]
 def job_digest(app: Path) -> str:
     """Of all files of a job's app but the server's, names included: what the owner writes under `reviewed` after reading them."""
     total = hashlib.sha256()
+    links = [p for p in app.rglob("*") if p.is_symlink()]
+    if links:
+        raise DataError(f"{links[0]}: a job with links is not judged; what they lead to can change.")
     for place in sorted(p for p in app.rglob("*") if p.is_file() and p.name not in SIGNATURES):
         name = place.relative_to(app).as_posix()
         if name != SERVERS:
