@@ -7,7 +7,9 @@ import typer
 
 Model = Annotated[
     str | None,
-    typer.Argument(help="package.module:callable or path.py:callable; the paper's own model if left out."),
+    typer.Argument(
+        help="package.module:callable, path.py:callable, hf:NAME or timm:NAME (a hub's name or a folder); the paper's own model if left out."
+    ),
 ]
 Data = Annotated[
     str,
