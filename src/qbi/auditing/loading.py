@@ -1,4 +1,4 @@
-"""From what a user types to a model: `package.module:callable` or `path/to/file.py:callable`."""
+"""From what a user types to a model: `package.module:callable`, `path/to/file.py:callable`, `hf:NAME` or `timm:NAME`."""
 
 import importlib
 import importlib.util
@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import nn
 
+from qbi.auditing.hubs import HUBS
 from qbi.errors import BadValue, first_line
 
 
@@ -69,6 +70,10 @@ def load_model(name: str, arguments: Mapping[str, Any], *, seed: int = 0) -> nn.
     import torch
 
     torch.manual_seed(seed % 2**63)
+    hub, _, known = name.partition(":")
+    if hub in HUBS and known:
+        with users_code(f"MODEL: {name}"):
+            return _checked(HUBS[hub](known, arguments), name)
     found = load_callable(name, "MODEL")
     if isinstance(found, nn.Module):
         return _checked(found, name)

@@ -142,6 +142,16 @@ class AuditResult:
 
         return to_document(self)
 
+    def to_dict(self) -> dict[str, Any]:
+        """The same as `document`, under the name that tools for tracking experiments look for."""
+        return self.document()
+
+    def to_dataframe(self) -> Any:
+        """A `pandas.DataFrame` with one row for each attack on each layer; needs the extra `frames`."""
+        from qbi.auditing.frame import to_frame
+
+        return to_frame(self)
+
     def __str__(self) -> str:
         return self.verdict
 

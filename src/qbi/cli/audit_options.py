@@ -7,7 +7,9 @@ import typer
 
 Model = Annotated[
     str | None,
-    typer.Argument(help="package.module:callable or path.py:callable; the paper's own model if left out."),
+    typer.Argument(
+        help="package.module:callable, path.py:callable, hf:NAME or timm:NAME (a hub's name or a folder); the paper's own model if left out."
+    ),
 ]
 Data = Annotated[
     str,
@@ -64,7 +66,8 @@ NoSamples = Annotated[bool, typer.Option("--no-samples", help="Leave the data ou
 Sarif = Annotated[bool, typer.Option("--sarif", help="Also write audit.sarif for code scanning.")]
 Junit = Annotated[bool, typer.Option("--junit", help="Also write audit.xml for a pipeline's test view.")]
 Format = Annotated[
-    list[str] | None, typer.Option("--format", help="Also write this format: sarif, junit, or one of a plugin.")
+    list[str] | None,
+    typer.Option("--format", help="Also write this format: sarif, junit, model-card, or one of a plugin."),
 ]
 Out = Annotated[Path, typer.Option(help="Folder for the report, the picture and the JSON.")]
 SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Skip unreadable images instead of stopping.")]

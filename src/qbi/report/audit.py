@@ -4,9 +4,11 @@ import base64
 import hashlib
 import io
 import json
+import re
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from typing import Any
+from urllib.parse import quote
 from xml.sax.saxutils import escape, quoteattr
 
 from PIL import Image
@@ -151,28 +153,18 @@ def to_sarif(document: Mapping[str, Any], limit: float) -> dict[str, Any]:
                 "ruleId": "gradient-leakage",
                 "level": "error" if share > limit else "note",
                 "message": {"text": text},
-                "locations": [
-                    {
-                        "logicalLocations": [
-                            {
-                                "fullyQualifiedName": f"{document['model']['name']}.{attack['layer']}",
-                                "kind": "member",
-                            }
-                        ]
-                    }
-                ],
+                "locations": _locations(document["model"]["name"], attack["layer"]),
             }
         )
     for outcome in document["outcomes"]:
         if outcome["status"] == "not tested":
-            name = f"{document['model']['name']}.{outcome['layer']}"
             results.append(
                 {
                     "ruleId": "not-tested",
                     "level": "warning",
                     "kind": "open",
                     "message": {"text": f"{outcome['layer']} was not tested: {outcome['reason']}"},
-                    "locations": [{"logicalLocations": [{"fullyQualifiedName": name, "kind": "member"}]}],
+                    "locations": _locations(document["model"]["name"], outcome["layer"]),
                 }
             )
     rule = {
@@ -191,6 +183,20 @@ def to_sarif(document: Mapping[str, Any], limit: float) -> dict[str, Any]:
         "version": "2.1.0",
         "runs": [{"tool": {"driver": driver}, "results": results}],
     }
+
+
+def _locations(model: str, layer: str) -> list[dict[str, Any]]:
+    """The layer by name, and the file that makes the model: code scanning takes no result without a file."""
+    place, _, _ = model.rpartition(":")
+    file = (
+        place if place.endswith(".py") else f"{place.replace('.', '/')}.py" if re.fullmatch(r"[\w.]+", place) else model
+    )
+    return [
+        {
+            "physicalLocation": {"artifactLocation": {"uri": quote(file)}, "region": {"startLine": 1}},
+            "logicalLocations": [{"fullyQualifiedName": f"{model}.{layer}", "kind": "member"}],
+        }
+    ]
 
 
 def to_junit(document: Mapping[str, Any], limit: float) -> str:

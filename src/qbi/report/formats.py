@@ -9,6 +9,7 @@ from torch import Tensor
 from qbi.errors import BadValue
 from qbi.files import to_json
 from qbi.report.audit import audit_page, to_junit, to_sarif
+from qbi.report.model_card import to_model_card
 from qbi.report.pictures import side_by_side
 
 
@@ -54,6 +55,7 @@ FORMATS: dict[str, Format] = {
         Format("png", "audit.png", _picture, always=True),
         Format("sarif", "audit.sarif", lambda found: to_json(to_sarif(found.document, found.limit))),
         Format("junit", "audit.xml", lambda found: to_junit(found.document, found.limit)),
+        Format("model-card", "model-card.md", lambda found: to_model_card(found.document)),
     )
 }
 """One of one's own is added with `FORMATS[key] = Format(...)`, and asked for with `--format key`."""
