@@ -10,8 +10,10 @@ DEV := $(VENV)/.dev-installed
 test-long: $(DEV)
 	@# Where the packages cannot be had, their tests are skipped and say so.
 	-@$(MAKE) --no-print-directory zoo
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m long
-
+	@# Federations of real processes use fixed ports: one after another, beside the rest, waiting more than they compute.
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "long and serial" & one=$$!; \
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "long and not serial"; other=$$?; \
+	wait $$one && exit $$other
 
 # Published packages for tests/auditing/test_published.py, in a folder of their own: one that does not match this torch, as torchvision's
 # builds do now and then, must not be importable anywhere else.

@@ -283,6 +283,7 @@ def ways(federation, out, which):
 
 
 @pytest.mark.serial
+@pytest.mark.serial
 @pytest.mark.long
 @pytest.mark.timeout(600)
 def test_no_way_past_the_gate_of_a_private_site(tmp_path):
@@ -302,6 +303,7 @@ def test_no_way_past_the_gate_of_a_private_site(tmp_path):
 
 
 @pytest.mark.serial
+@pytest.mark.serial
 @pytest.mark.long
 @pytest.mark.timeout(600)
 def test_no_way_past_the_gate_that_releases_updates_itself(tmp_path):
@@ -316,6 +318,7 @@ def test_no_way_past_the_gate_that_releases_updates_itself(tmp_path):
         assert reply.get("metrics", {"num-examples": "1"}) == {"num-examples": "1"}, way
 
 
+@pytest.mark.serial
 @pytest.mark.serial
 @pytest.mark.long
 @pytest.mark.timeout(300)
