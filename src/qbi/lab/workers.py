@@ -134,7 +134,7 @@ def _on_ray(
             ray.init(address=address, log_to_driver=False, include_dashboard=False)
         except (OSError, ValueError, RuntimeError) as problem:
             raise _unreachable(address, problem) from None
-    remote: Any = ray.remote(max_retries=RETRIES, num_cpus=1)(_on_one_thread)
+    remote: Any = ray.remote(max_retries=RETRIES, num_cpus=1)(_on_one_thread).options(name=work.__name__)
     try:
         sent = ray.put(shared)
         waiting = {remote.remote(work, task, sent): task for task in tasks}
