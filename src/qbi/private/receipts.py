@@ -33,8 +33,8 @@ class Receipts:
     folder: Path
 
     def write(self, sent: State, *released: State) -> None:
-        """One of these states, which say the same, was released after that model was sent. Earlier receipts for that model are void: which
-        state to send must not be chosen."""
+        """One of these states, which say the same, was released after that model was sent. This process's earlier receipts for
+        that model are void: which state to send must not be chosen."""
         self._clear()
         prefix = self._prefix(sent)
         try:
@@ -47,11 +47,13 @@ class Receipts:
             raise DataError(f"receipts {self.folder}: one cannot be written ({problem.strerror}).") from problem
 
     def redeem(self, sent: State, state: State) -> bool:
-        """Whether there is a receipt; all for that model are used up by redeeming one, whoever comes first."""
-        prefix = self._prefix(sent)
+        """Whether there is a receipt; all that its trainer has for that model are used up by redeeming one, whoever comes first."""
         try:
-            (self.folder / f"{prefix}-{self._name(sent, state)}").unlink()
-            for other in self.folder.glob(f"{prefix}-*"):
+            place = next(self.folder.glob(f"*-{self._name(sent, state)}"), None)
+            if place is None:
+                return False
+            place.unlink()
+            for other in self.folder.glob(f"{place.name.partition('-')[0]}-*"):
                 with suppress(FileNotFoundError):
                     other.unlink()
         except FileNotFoundError:
@@ -61,7 +63,8 @@ class Receipts:
         return True
 
     def _prefix(self, sent: State) -> str:
-        return hmac.new(self._key(), digest(sent), "sha256").hexdigest()[:32]
+        """Of this process: sites that are simulated together get the same model, and have receipts of their own."""
+        return hmac.new(self._key(), digest(sent) + str(os.getpid()).encode(), "sha256").hexdigest()[:32]
 
     def _name(self, sent: State, state: State) -> str:
         return hmac.new(self._key(), digest(sent) + digest(state), "sha256").hexdigest()
