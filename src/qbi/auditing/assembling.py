@@ -23,7 +23,7 @@ from qbi.auditing.leftovers import MOST_PARTS
 from qbi.auditing.outcomes import DefenceOutcome, Gallery, SideReading
 from qbi.auditing.remedies import advise, defended
 from qbi.auditing.result import AuditResult
-from qbi.auditing.sentences import found_sentences
+from qbi.auditing.sentences import FoundSentences, found_sentences, undecided
 from qbi.auditing.side_information import side_readings
 from qbi.auditing.survey import Survey
 from qbi.errors import QbiError, first_line
@@ -101,7 +101,7 @@ def assemble(
         doubts=find_doubts(findings, judged, missing, trials, traced, samples, client, campaign.batches),
         gallery=Gallery() if strongest is None else make_gallery(strongest.trials[0], strongest.mounted, samples),
         decoded=_unless_it_fails(lambda: decoded(campaign, attempts, asked=asked.decode, say=say), None),
-        sentences=_unless_it_fails(lambda: found_sentences(campaign, say), None),
+        sentences=_sentences(campaign, say),
         trained=seen.uses.trained,
         parts={s.weight: min(s.groups, MOST_PARTS) for s in seen.uses.sites if s.groups > 1},
         elsewhere=frozenset(n for n, said in seen.uses.others.items() if said and seen.uses.of(n)),
@@ -136,6 +136,12 @@ def _side_information(campaign: Campaign, seen: Survey) -> tuple[tuple[SideReadi
         failed.append("they are looked for in the gradient of one batch only, and this client sends weights.")
     has_table = any(isinstance(m, nn.Embedding) for m in campaign.model.modules())
     return found, [Untested(BESIDE, "the model", failed[0])] if failed and has_table else []
+
+
+def _sentences(campaign: Campaign, say: Progress) -> FoundSentences | None:
+    """What is read of sentences; a reading that fails decides nothing, and is not silence."""
+    failed: FoundSentences | None = undecided("the reading of sentences failed.")
+    return _unless_it_fails(lambda: found_sentences(campaign, say), failed)
 
 
 def _unless_it_fails(work: Callable[[], T], otherwise: T, failed: list[str] | None = None) -> T:

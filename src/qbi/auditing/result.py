@@ -127,6 +127,8 @@ class AuditResult:
         if "leaks" in states or self.tokens or (self.sentences is not None and self.sentences.says_more):
             return "leaks"
         looked = not any(u.attack == BESIDE for u in self.untested)
+        # A model of token ids whose sentences were not decided was not tested, whatever its layers say.
+        looked = looked and (self.sentences is None or self.sentences.decided)
         return "nothing read" if states == {"nothing read"} and looked else "not tested"
 
     @property

@@ -69,7 +69,7 @@ def found_sentences(campaign: Campaign, say: Callable[[str], None]) -> FoundSent
         return None
     positions = ids.shape[1]
     if table.weight.numel() * positions > MOST_VALUES or positions * client.batch_size > MOST_POSITIONS:
-        return _undecided("it was not tried: every token at every position takes more than a minute here.")
+        return undecided("it was not tried: every token at every position takes more than a minute here.")
     say("reading sentences")
     try:
         feed = _feed(samples, campaign.device)
@@ -88,7 +88,7 @@ def found_sentences(campaign: Campaign, say: Callable[[str], None]) -> FoundSent
             rounding=ROUNDINGS[client.precision] or ROUNDING,
         )
     except CannotRead as problem:
-        return _undecided(str(problem))
+        return undecided(str(problem))
     return _judged(campaign, read, ids[chosen])
 
 
@@ -131,7 +131,8 @@ def _marked(
     return tuple(out)
 
 
-def _undecided(reason: str) -> FoundSentences:
+def undecided(reason: str) -> FoundSentences:
+    """Nothing is known, for this reason."""
     return FoundSentences(False, reason, (), 0, 0, 0.0, 0.0, 0.0, 0.0, 0.0, 0, 0.0, 0.0)
 
 
