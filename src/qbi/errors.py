@@ -11,15 +11,32 @@ CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
 class QbiError(Exception):
-    """Base of every error that the user, not the programmer, can mend."""
+    """Base of every error that the user, not the programmer, can mend.
+
+    >>> import qbi
+    >>> try:
+    ...     qbi.Budget.for_goal(preset="perfect")
+    ... except qbi.QbiError as problem:
+    ...     print(type(problem).__name__)
+    BadValue
+    """
 
 
 class BadValue(QbiError, ValueError):
-    """A number or a setting that makes no sense, such as a batch of zero samples."""
+    """A number or a setting that makes no sense, such as a batch of zero samples.
+
+    >>> require_positive("audit", batch_size=0)
+    Traceback (most recent call last):
+    qbi.errors.BadValue: audit: batch size is 0; it must be at least 1.
+    """
 
 
 class CannotMount(QbiError):
-    """A model on which the attack cannot stand; the message says why, and `at` names the layer that decides."""
+    """A model on which the attack cannot stand; the message says why, and `at` names the layer that decides.
+
+    >>> CannotMount("conv1: its outputs are fewer than the sample's values.", at="conv1").at
+    'conv1'
+    """
 
     def __init__(self, sentence: str, *, at: str = "") -> None:
         super().__init__(sentence)
@@ -27,15 +44,34 @@ class CannotMount(QbiError):
 
 
 class CannotRead(QbiError):
-    """An update out of which nothing can be read, such as one without bias gradients."""
+    """An update out of which nothing can be read, such as one without bias gradients.
+
+    >>> import qbi, torch
+    >>> from qbi.carrier import Carrier
+    >>> model = torch.nn.Sequential(torch.nn.Linear(4, 2, bias=False))
+    >>> update = qbi.client_step(model, torch.ones(1, 4), torch.tensor([0]))
+    >>> qbi.extract(model, "0", Carrier((4,), 4), update)
+    Traceback (most recent call last):
+    qbi.errors.CannotRead: 0.bias: the update has no gradient of this name; was this layer trained?
+    """
 
 
 class DataError(QbiError):
-    """A file or a data set that is missing, damaged or too small."""
+    """A file or a data set that is missing, damaged or too small.
+
+    >>> from qbi.data.open import open_images
+    >>> open_images("nowhere", size=32, count=8, seed=0)
+    Traceback (most recent call last):
+    qbi.errors.DataError: --data: nowhere does not exist. Give a folder or archive of images, or 'photos'.
+    """
 
 
 class MissingExtra(QbiError):
-    """An optional dependency that is not installed."""
+    """An optional dependency that is not installed.
+
+    >>> print(MissingExtra("matplotlib", "lab"))
+    matplotlib is not installed; it comes with an extra: pip install 'qbi[lab]'.
+    """
 
     def __init__(self, module: str, extra: str) -> None:
         self.named = module, extra

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from qbi.auditing.claim_files import rounds_in, settings_in
-from qbi.auditing.claims import MECHANISMS, Circumstances, PrivacySetting, laplace_bits, worth
+from qbi.auditing.claim_records import Circumstances, PrivacySetting
+from qbi.auditing.claims import MECHANISMS, laplace_bits, worth
 from qbi.errors import BadValue, DataError
 from qbi.theory import guarantees
 
@@ -41,6 +42,25 @@ def test_the_defaults_of_svt_spend_seventy_thousand_a_round(tmp_path):
     assert found.epsilon_in_all == pytest.approx(3 * 70_333)
     assert found.claimed == 0.1
     assert not found.holds
+
+
+def test_the_frameworks_own_examples(tmp_path):
+    """The numbers of the page: NVFlare's brats18 with differential privacy, its documentation's sample policy, Flower's fl-dp-sa."""
+    network = 4_702_227  # parameters of the SegResNet that the example names
+    arguments = {"fraction": 0.9, "epsilon": 0.001, "noise_var": 1.0, "gamma": 1e-4}
+    folder = job(tmp_path / "brats18", (SVT, arguments), rounds=600)
+    found = worth(settings_in(folder)[0], Circumstances(rounds_in(folder), network))
+    assert found.epsilon == pytest.approx(4_232_005, abs=1)
+    assert found.rounds == 600
+    sample = worth(PrivacySetting("", "SVTPrivacy", {"fraction": 0.1, "epsilon": 0.2}), Circumstances(1, network))
+    assert sample.epsilon == pytest.approx(47_022.5, abs=1)
+    app = tmp_path / "fl-dp-sa"
+    app.mkdir()
+    (app / "client_app.py").write_text("app = ClientApp(client_fn=f, mods=[secaggplus_mod, fixedclipping_mod])\n")
+    (app / "server_app.py").write_text("strategy = DifferentialPrivacyClientSideFixedClipping(fedavg, 0.2, 10, 20)\n")
+    judged = [worth(s, Circumstances()) for s in settings_in(app)]
+    assert len(judged) == 3
+    assert all(w.epsilon == math.inf and not w.holds for w in judged)
 
 
 def test_svt_is_counted_as_its_own_code_counts():
@@ -83,13 +103,31 @@ def test_local_dp_adds_the_noise_that_is_counted():
     assert float(moved.std()) / 0.5 == pytest.approx(found.noise, rel=0.02)
 
 
-def test_a_sound_local_setting_holds(tmp_path):
+def test_a_sound_local_setting_is_counted_and_defeated_by_one_nan(tmp_path):
     folder = flower(tmp_path, "LocalDpMod(clipping_norm=1.0, sensitivity=1.0, epsilon=0.9, delta=1e-5)")
     (setting,) = settings_in(folder)
     found = worth(setting, Circumstances(5))
-    assert found.holds
     assert found.epsilon == pytest.approx(guarantees.epsilon(1e-5, found.noise))
     assert found.epsilon_in_all > found.epsilon
+    assert "NaN" in found.defeated
+    assert not found.holds
+
+
+@pytest.mark.parametrize("unused", [0.0, math.nan])
+def test_what_is_said_of_nan_is_what_the_framework_does(unused):
+    """A row of an embedding that no sample uses: with NaN in it the length is no number, and the update is not clipped."""
+    pytest.importorskip("flwr")
+    import torch
+
+    from qbi.integrations.stock import flower_mod
+
+    sent = {"embedding": torch.zeros(4, 8), "layer": torch.zeros(100, 10)}
+    sent["embedding"][3] = unused
+    trained = {**sent, "layer": 1e6 * torch.randn(100, 10, generator=torch.Generator().manual_seed(0))}
+    mod = flower_mod("LocalDpMod", clipping_norm=1.0, sensitivity=1.0, epsilon=1.0, delta=1e-5)
+    back = mod(sent, trained)["layer"]
+    error = float((back - trained["layer"]).norm() / trained["layer"].norm())
+    assert (error < 1e-3) == math.isnan(unused)
 
 
 def test_filters_for_every_task_are_said_never_to_run(tmp_path):
@@ -98,21 +136,19 @@ def test_filters_for_every_task_are_said_never_to_run(tmp_path):
     assert not setting.runs
 
 
-def test_a_mod_that_no_app_has_a_number_of_two_values_and_hardly_any_noise_do_not_hold(tmp_path):
+def test_a_mod_that_no_app_has_and_a_number_of_two_values(tmp_path):
     script = tmp_path / "client_app.py"
     sound = "LocalDpMod(clipping_norm=1.0, sensitivity=1.0, epsilon=0.9, delta=1e-5)"
     script.write_text(f"mod = {sound}\napp = ClientApp(mods=[mod])\n")
-    assert worth(next(iter(settings_in(tmp_path))), Circumstances(1)).holds
+    assert next(iter(settings_in(tmp_path))).runs
     script.write_text(f"mod = {sound}\napp = ClientApp()\n")
-    assert not worth(next(iter(settings_in(tmp_path))), Circumstances(1)).holds
+    assert not next(iter(settings_in(tmp_path))).runs
     script.write_text(
         "epsilon = 100000.0\napp = ClientApp(mods=[LocalDpMod(1.0, 1.0, epsilon, 1e-5)])\n"
         "def other():\n    epsilon = 0.5\n"
     )
     with pytest.raises(BadValue, match="write it as a number"):
         worth(next(iter(settings_in(tmp_path))), Circumstances(1))
-    script.write_text("app = ClientApp(mods=[LocalDpMod(1.0, 1.0, 1000.0, 1e-5)])\n")
-    assert not worth(next(iter(settings_in(tmp_path))), Circumstances(1)).holds
 
 
 def test_nvflare_does_not_run_filters_for_every_task():
@@ -127,7 +163,12 @@ def test_nvflare_does_not_run_filters_for_every_task():
 
 def test_a_sites_policy_is_read_scope_by_scope(tmp_path):
     scopes = [
-        {"name": "a", "task_result_filters": [{"path": "x.PercentilePrivacy", "args": {"percentile": 10}}]},
+        {
+            "name": "a",
+            "task_result_filters": [
+                {"path": "nvflare.app_common.filters.percentile_privacy.PercentilePrivacy", "args": {"percentile": 10}}
+            ],
+        },
         {
             "name": "b",
             "task_result_filters": [{"path": SVT, "args": {}}, {"path": "qbi.integrations.nvflare.SiteResults"}],
@@ -218,6 +259,80 @@ def test_odd_files_hold_nothing(tmp_path, text):
 def test_scripts_are_read_and_not_run(tmp_path):
     (tmp_path / "client.py").write_text("raise SystemExit(47)\nLocalDpMod(1.0, 1.0, 1.0, 1e-5)\n")
     assert len(settings_in(tmp_path)) == 1
+
+
+REBOUND = {
+    "added to": "EPS = 1.0\nEPS *= 1e6",
+    "one of two": "EPS = 1.0\nEPS, other = 1e6, 1e-5",
+    "annotated": "EPS = 1.0\nEPS: float = 1e6",
+    "in a loop": "EPS = 1.0\nfor EPS in (1e6,): pass",
+    "in passing": "EPS = 1.0\nif (EPS := 1e6): pass",
+    "imported": "EPS = 1.0\nfrom settings import EPS",
+    "a parameter": "EPS = 1.0\ndef make(EPS): ...",
+    "everything imported": "EPS = 1.0\nfrom settings import *",
+    "of the environment": "import os\nEPS = float(os.environ.get('epsilon', 1e6))",
+    "of a dictionary": "S = {'epsilon': 1e6}\nEPS = S['epsilon']",
+}
+
+
+@pytest.mark.parametrize("how", REBOUND)
+def test_a_name_that_may_stand_for_another_number_stands_for_none(tmp_path, how):
+    (tmp_path / "pyproject.toml").write_text("[tool.flwr.app.config]\nepsilon = 1.0\n")
+    (tmp_path / "client_app.py").write_text(
+        f"{REBOUND[how]}\napp = ClientApp(mods=[LocalDpMod(1.0, 1.0, EPS, 1e-5)])\n"
+    )
+    (setting,) = settings_in(tmp_path)
+    assert "epsilon" not in setting.arguments
+
+
+HARMLESS = {"epsilon": 1, "epsilon_release": 1e-9}
+
+
+def test_files_alone_never_end_with_zero(tmp_path, qbi_here):
+    """The best that files can say: it would hold. Whether the lines are in force is not shown."""
+    code, said = qbi_here("claims", job(tmp_path, (SVT, HARMLESS)), "--parameters", 1000)
+    assert code == 3
+    assert "not shown" in " ".join(said.split())
+
+
+@pytest.mark.parametrize("path", ["corp.SVTPrivacy", "corp.Opacus", "corp.LocalDpMod"])
+def test_a_filter_of_the_same_name_is_not_taken_for_the_stock_one(tmp_path, path):
+    assert settings_in(job(tmp_path, (path, HARMLESS))) == []
+
+
+@pytest.mark.parametrize("wrong", [{"epsilon_release": -0.5}, {"noise_var": -1e-9}, {"epsilon": math.nan}])
+def test_numbers_that_the_filter_refuses_are_not_judged(wrong):
+    with pytest.raises(BadValue, match="cannot be judged"):
+        worth(PrivacySetting("here", "SVTPrivacy", wrong), Circumstances(1, 1000))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--noise-multiplier", 0.45, "--sample-rate", 1, "--steps", 7),  # ε = 42: a guess of 1 % becomes certain
+        ("--noise-multiplier", 1e-3, "--sample-rate", 1, "--steps", 1, "--delta", 0.9),
+        ("--noise-multiplier", "nan", "--sample-rate", 0.01, "--steps", 100),
+    ],
+)
+def test_numbers_by_hand_that_bound_nothing_do_not_end_with_zero(words, qbi_here):
+    assert qbi_here("claims", *words)[0] in (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("b.py", "print 'x'"), ("b.py", "#" * 5_000_000), ("config_fed_client.conf", "task_result_filters = []")],
+)
+def test_a_file_that_cannot_be_read_is_named(tmp_path, name, text):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(DataError, match=name):
+        settings_in(tmp_path)
+
+
+def test_the_largest_number_of_rounds_counts(tmp_path):
+    (tmp_path / "pyproject.toml").write_text('[tool.flwr.app.config]\nrounds = 1\nnum-server-rounds = "50"\n')
+    assert rounds_in(tmp_path) == 50
+    (tmp_path / "server_app.py").write_text("strategy.start(grid=grid, num_rounds=1000)\n")
+    assert rounds_in(tmp_path) == 1000
 
 
 NETWORK = """from torch import nn

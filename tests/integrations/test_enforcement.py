@@ -68,7 +68,7 @@ def said(message):
 
 def test_released_arrays_leave_under_names_that_say_nothing(tmp_path):
     here, ask = gate(tmp_path), asked()
-    Receipts(here.site.receipts).write(SENT, STOLEN)
+    Receipts.of(here.site).write(SENT, STOLEN)
     reply = replied(ask, **{"4711": arrays_of(STOLEN), "m4711": MetricRecord({"num-examples": 4711, "secret": 4711})})
     answer = gated(here, ask, reply)
     assert list(answer.content) == ["arrays", "metrics"]
@@ -200,7 +200,7 @@ def test_the_loop_itself_cannot_send(tmp_path):
 
 def test_a_reply_passes_the_gate(tmp_path):
     ask, played, fleet, _ = looped(tmp_path)
-    Receipts(fleet.gate.site.receipts).write(SENT, STOLEN)
+    Receipts.of(fleet.gate.site).write(SENT, STOLEN)
     played.reply(replied(ask, arrays=arrays_of(STOLEN), metrics=MetricRecord({"secret": 4711})))
     fleet.push(played, played)
     ((answer, seconds),) = played.sent

@@ -1,9 +1,12 @@
 """A site's gate, outside the trainer's process: what it lets out, whatever it is told."""
 
+import enum
 import os
 import subprocess
 import sys
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -61,6 +64,12 @@ def trained(site, answer=True):
         ('policy = "update"\nmetrics = "accuracy:7"', "lists of words"),
         ('policy = "update"\nmetrics = ["accuracy:77"]', "bits go from 1 to 32"),
         ("policy = ", "cannot be read"),
+        ('policy = "update"\nwait = true', "positive number"),
+        ('policy = "update"\nreceipts = 5', "word in quotes"),
+        ('policy = "update"\nlog = true', "word in quotes"),
+        ('policy = "update"\ndata = ["a"]', "word in quotes"),
+        ('policy = "update"\nmetrics = ["a:7:inf"]', "positive and finite"),
+        ('policy = "update"\nmetrics = ["a=nan"]', "name=constant"),
     ],
 )
 def test_an_owners_file_that_makes_no_sense_is_refused(tmp_path, text, says):
@@ -224,7 +233,7 @@ def test_numbers_leave_by_name_in_one_order_at_their_price(tmp_path):
     left = gate.judge(SENT, None, said)
     assert list(left.numbers) == ["accuracy", "loss", "note", "num-examples"]
     assert left.numbers["num-examples"] == 1
-    assert left.bits == pytest.approx(7 + 8 + 64 + 16 + 3)  # and one bit each for being there
+    assert left.bits == pytest.approx(7 + 8 + 64 + 16 + 3 + 8)  # and one bit each for being there
     assert gate.judge(SENT, None, {}).bits == pytest.approx(3)
 
 
@@ -305,3 +314,146 @@ def test_killed_before_it_leaves_it_was_paid_for(tmp_path):
     done = subprocess.run([sys.executable, "-c", KILLED, site.path], check=False, env=os.environ, timeout=120)
     assert done.returncode == -9
     assert sum(e.bits for e in Ledger(site.settings.ledger).entries()) == pytest.approx(18)
+
+
+# Each release is paid where it is released
+
+
+def step(private):
+    return torch.optim.SGD(private.model.parameters(), lr=0.1)
+
+
+def spent(site):
+    return sum(entry.bits for entry in Ledger(site.settings.ledger).entries())
+
+
+def test_a_pass_that_began_outside_of_any_round_is_paid_in_the_first(tmp_path):
+    site = owner(tmp_path)
+    model = make()
+    private = qbi.Private(model, bits=72)
+    optimiser, left = step(private), 0
+    for x, y in private.batches((X, Y), batch_size=4):  # a round for each batch
+        with private_round(SENT, site) as here:
+            private.load_state_dict(here.sent)
+            private.step(optimiser, x, y)
+            reply = here.answer(private.state_dict())
+        Gate(site).judge(SENT, reply, {})
+        left += 1
+    assert left == 4
+    assert spent(site) == pytest.approx(72)
+
+
+def test_passes_that_begin_between_rounds_end_at_the_owners_limit(tmp_path):
+    site = owner(tmp_path, 'policy = "private"\nlimit = 100')
+    model = make()
+    private = qbi.Private(model, bits=72, total=1e9)
+    left = 0
+
+    def rounds():
+        nonlocal left
+        for x, y in private.batches((X, Y), batch_size=16, epochs=5):
+            with private_round(SENT, site) as here:
+                private.load_state_dict(here.sent)
+                private.step(step(private), x, y)
+                here.answer(private.state_dict())
+            left += 1
+
+    with pytest.raises(BudgetSpent):
+        rounds()
+    assert left == 1
+
+
+def test_one_payment_is_for_one_process(tmp_path):
+    """A fork would release the same samples again, with noise of its own."""
+    private = qbi.Private(make(), bits=72)
+    x, y = next(private.batches((X, Y), batch_size=16))
+    child = os.fork()
+    if child == 0:
+        try:
+            private.step(step(private), x, y)
+        except BadValue:
+            os._exit(0)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    private.step(step(private), x, y)
+
+
+def test_receipts_of_other_processes_and_other_ledgers_are_void(tmp_path):
+    site = owner(tmp_path)
+    trainer = "import sys; sys.path[:0] = sys.argv[2:]; import torch, test_gate as t\n"
+    trainer += "torch.save(t.trained(t.OwnersSite.read(sys.argv[1])), sys.argv[1] + '.' + sys.argv[2][-1])"
+    states = []
+    for k in "ab":
+        place = tmp_path / k
+        place.mkdir()
+        command = [sys.executable, "-c", trainer, str(site.path), str(place), str(Path(__file__).parent)]
+        subprocess.run(command, check=True, timeout=120)
+        states.append(torch.load(f"{site.path}.{k}", weights_only=True))
+    gate = Gate(site)
+    with pytest.raises(NotReleased):
+        gate.judge(SENT, states[0], {})
+    assert gate.judge(SENT, states[1], {}).arrays is not None
+
+    elsewhere = tmp_path / "elsewhere.toml"
+    elsewhere.write_text('policy = "private"\nledger = "other.ledger"\nlimit = 1e9')
+    with pytest.raises(NotReleased):
+        gate.judge(SENT, trained(OwnersSite.read(elsewhere)), {})
+
+
+def test_which_arrays_come_back_unmoved_cannot_be_chosen(tmp_path):
+    site = owner(tmp_path)
+    for unmoved in ("0.weight", "2.bias"):
+        with private_round(SENT, site) as here:
+            private = qbi.Private(make(), bits=18)
+            for x, y in private.batches((X, Y), batch_size=16):
+                private.step(step(private), x, y)
+            state = private.state_dict()
+            with pytest.raises(NotReleased):
+                here.answer({**state, unmoved: SENT[unmoved]})
+            here.answer(state)
+
+
+def test_the_order_of_memory_says_nothing(tmp_path):
+    """NVFlare's wire tells in which order an array lies."""
+    pytest.importorskip("nvflare")
+    from nvflare.apis.dxo import DXO, DataKind, from_shareable
+    from nvflare.apis.fl_context import FLContext
+
+    from qbi.integrations.nvflare import SiteData, SiteResults
+
+    site = owner(tmp_path)
+    reply = {n: np.array(v.numpy(), order="F") for n, v in trained(site).items()}
+    context = FLContext()
+    task = DXO(DataKind.WEIGHTS, {n: np.array(v.numpy(), order="F") for n, v in SENT.items()})
+    SiteData(str(site.path)).process(task.to_shareable(), context)
+    out = SiteResults(str(site.path)).process(DXO(DataKind.WEIGHTS, reply).to_shareable(), context)
+    assert all(v.flags.c_contiguous for v in from_shareable(out).data.values())
+
+
+def test_a_model_with_a_mask_can_answer(tmp_path):
+    site = owner(tmp_path)
+    model = make()
+    model.register_buffer("mask", torch.ones(3, dtype=torch.bool))
+    sent = {n: v.clone() for n, v in model.state_dict().items()}
+    with private_round(sent, site) as here:
+        private = qbi.Private(model, bits=18)
+        for x, y in private.batches((X, Y), batch_size=16):
+            private.step(step(private), x, y)
+        reply = here.answer(private.state_dict())
+    assert Gate(site).judge(sent, reply, {}).arrays is not None
+
+
+def test_a_number_of_another_kind_is_no_number(tmp_path):
+    class Ward(enum.IntEnum):
+        ONCOLOGY = 1
+
+    gate = Gate(owner(tmp_path, 'policy = "update"\nmetrics = ["a"]\nlimit = 1000'))
+    with pytest.raises(NotReleased):
+        gate.judge(SENT, None, {"a": Ward.ONCOLOGY})
+
+
+def test_long_names_do_not_fill_the_log(tmp_path):
+    site = owner(tmp_path)
+    Gate(site).judge(SENT, None, {f"{'x' * 1_000_000}{i}": 1.0 for i in range(5)})
+    assert site.log.stat().st_size < 20_000

@@ -17,14 +17,15 @@ from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.app_common.abstract.fl_model import FLModel
+from nvflare.app_common.decomposers import common_decomposers, numpy_decomposers
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
+from nvflare.fuel.utils import fobs
 
 import qbi
 from qbi.errors import DataError
 from qbi.integrations.nvflare import ReviewedJobs, SiteData, SiteResults, job_digest, received, write_site
 from qbi.integrations.nvflare.files import load_exchange
 from qbi.private import Ledger
-from qbi.private.boundary import REFUSED
 from qbi.private.owner import OwnersSite
 
 X, Y = torch.randn(16, 6, generator=torch.Generator().manual_seed(0)), torch.arange(16) % 3
@@ -37,6 +38,8 @@ def make():
 
 SENT = {n: v.numpy() for n, v in make().state_dict().items()}
 STOLEN = {n: np.full_like(v, 4711.25) for n, v in SENT.items()}
+BLOCKED = make_reply(ReturnCode.EXECUTION_EXCEPTION)
+"""What leaves of an error, and of whatever is blocked."""
 
 
 def site(folder, text='policy = "private"\nmetrics = ["accuracy:7"]'):
@@ -112,24 +115,20 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_other_kind_of_result_is_blocked_with_one_sentence(tmp_path, kind):
-    with pytest.raises(ContentBlockedException, match=REFUSED) as caught:
-        through(site(tmp_path), KINDS[kind].to_shareable())
-    assert caught.value.__cause__ is None
-    assert "4711.25" not in repr(caught.value)
+def test_every_other_kind_of_result_is_blocked_with_one_code(tmp_path, kind):
+    assert through(site(tmp_path), KINDS[kind].to_shareable()) == BLOCKED
     assert "not answered" in (tmp_path / "qbi-site.log").read_text()
 
 
 def test_what_is_no_exchange_object_is_blocked(tmp_path):
-    with pytest.raises(ContentBlockedException):
-        through(site(tmp_path), Shareable({"secret": 4711}))
+    assert through(site(tmp_path), Shareable({"secret": 4711})) == BLOCKED
 
 
 @pytest.mark.parametrize("code", [ReturnCode.TASK_ABORTED, "4711", ReturnCode.EXECUTION_EXCEPTION])
 def test_an_error_leaves_as_an_error_and_takes_nothing_with_it(tmp_path, code):
     result = DXO(DataKind.WEIGHTS, dict(STOLEN)).to_shareable()
     result.set_return_code(code)
-    assert through(site(tmp_path), result) == make_reply(ReturnCode.EXECUTION_EXCEPTION)
+    assert through(site(tmp_path), result) == BLOCKED
 
 
 def test_metrics_leave_by_name_alone(tmp_path):
@@ -160,8 +159,7 @@ def test_a_trainer_that_changes_the_task_in_place_changes_nothing(tmp_path, poli
         value += 4711.25
     result = DXO(DataKind.WEIGHTS, arrays).to_shareable()
     if policy == "private":
-        with pytest.raises(ContentBlockedException):
-            SiteResults(str(place)).process(result, context)
+        assert SiteResults(str(place)).process(result, context) == BLOCKED
         return
     found = from_shareable(SiteResults(str(place)).process(result, context)).data
     assert max(float(np.abs(v).max()) for v in found.values()) < 5
@@ -169,8 +167,8 @@ def test_a_trainer_that_changes_the_task_in_place_changes_nothing(tmp_path, poli
 
 def test_results_without_the_first_filter_are_blocked(tmp_path):
     place = site(tmp_path)
-    with pytest.raises(ContentBlockedException):
-        SiteResults(str(place)).process(DXO(DataKind.WEIGHTS, dict(SENT)).to_shareable(), FLContext())
+    result = DXO(DataKind.WEIGHTS, dict(SENT)).to_shareable()
+    assert SiteResults(str(place)).process(result, FLContext()) == BLOCKED
 
 
 def test_a_crafted_model_is_blocked_before_training(tmp_path):
@@ -227,12 +225,14 @@ def test_a_sites_folder_gets_one_scope_its_check_and_no_streams(tmp_path):
 # Files
 
 
-def test_exchange_files_are_read_and_run_nothing(tmp_path):
-    from nvflare.app_common.decomposers import common_decomposers, numpy_decomposers
-    from nvflare.fuel.utils import fobs
-
+@pytest.fixture(autouse=True)
+def _arrays_can_be_written():
+    """What NVFlare does where a job starts."""
     common_decomposers.register()
     numpy_decomposers.register()
+
+
+def test_exchange_files_are_read_and_run_nothing(tmp_path):
     DXO(DataKind.WEIGHTS, {**SENT, "large": np.zeros(4_000_000, "f4")}).to_file(str(tmp_path / "sent.dxo"))
     fobs.dumpf(FLModel(params=dict(SENT), metrics={"a": 1.0}), str(tmp_path / "model.fobs"))
     for name, expected in (("sent.dxo", 5), ("model.fobs", 4)):

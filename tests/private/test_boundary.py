@@ -119,7 +119,7 @@ def test_numbers_leave_if_the_owner_named_them_and_are_charged():
         {"accuracy": 0.123456, "loss": 123.0, "num-examples": 731, "correct": 17, "names": "Mr Smith", "raw": 0.1}
     )
     assert out == {"accuracy": round(0.123456 * 127) / 127, "loss": 10.0, "num-examples": 5, "raw": 0.1}
-    assert boundary.spent == 7 + 8 + 64
+    assert boundary.spent == 7 + 8 + 64 + 8 + 3  # and what kind of value, and that they are there
     with pytest.raises(BudgetSpent):
         boundary.check_numbers({"raw": [0.1, 0.2]})
 

@@ -5,89 +5,22 @@ server adds protects from others, not from it.
 """
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable
+from dataclasses import replace
 
+from qbi.auditing.claim_records import (
+    BY_NAN,
+    DELTA,
+    GUESS,
+    MOST_DELTA,
+    SAMPLE,
+    UPDATE,
+    Circumstances,
+    PrivacySetting,
+    Worth,
+)
 from qbi.errors import BadValue
 from qbi.theory import guarantees
-
-GUESS = 0.01
-"""The chance of a guess whose growth is said."""
-
-WORTHLESS = 100.0
-"""ε over all rounds above which a setting bounds no guess that anybody could make."""
-
-DELTA = 1e-5
-UPDATE = "everything a client holds"
-SAMPLE = "one sample"
-
-
-@dataclass(frozen=True)
-class PrivacySetting:
-    """A mechanism and its arguments, as they stand in somebody's files."""
-
-    place: str
-    mechanism: str
-    arguments: Mapping[str, Any]
-    remarks: tuple[str, ...] = ()
-    runs: bool = True
-    """Whether the framework ever calls it."""
-
-
-@dataclass(frozen=True)
-class Worth:
-    """What a setting is worth. None stands for what cannot be said; infinity for no bound at all."""
-
-    setting: PrivacySetting
-    scope: str
-    noise: float | None
-    claimed: float | None
-    epsilon: float | None
-    epsilon_in_all: float | None
-    delta: float
-    bits: float | None
-    chance: float | None
-    rounds: int
-    remarks: tuple[str, ...]
-
-    @property
-    def holds(self) -> bool:
-        """Whether it runs, and anything is bounded that is worth the word, and as far as was claimed."""
-        if not self.setting.runs or self.epsilon is None or self.epsilon_in_all is None:
-            return False
-        if not max(self.epsilon, self.epsilon_in_all) <= WORTHLESS:
-            return False
-        return self.claimed is None or self.epsilon <= self.claimed * (1 + 1e-6)
-
-    def document(self) -> dict[str, Any]:
-        """As plain data; infinity is written as a word."""
-        numbers = {
-            "noise relative to the clip": self.noise,
-            "ε claimed": self.claimed,
-            "ε a round": self.epsilon,
-            "ε in all": self.epsilon_in_all,
-            "bits in all": self.bits,
-            "a guess of 1 % becomes": self.chance,
-        }
-        said = {n: ("unbounded" if v == math.inf else v) for n, v in numbers.items()}
-        return {
-            "place": self.setting.place,
-            "mechanism": self.setting.mechanism,
-            "about": self.scope,
-            "rounds": self.rounds,
-            "δ": self.delta,
-            **said,
-            "remarks": list(self.remarks),
-        }
-
-
-@dataclass(frozen=True)
-class Circumstances:
-    """What the files do not say: how many rounds, how many parameters."""
-
-    rounds: int = 1
-    parameters: int | None = None
 
 
 def worth(setting: PrivacySetting, circumstances: Circumstances) -> Worth:
@@ -132,7 +65,10 @@ def _nothing(setting: PrivacySetting, rounds: int, *remarks: str) -> Worth:
 
 
 def _local_dp(setting: PrivacySetting, c: Circumstances) -> Worth:
-    """Flower's LocalDpMod: std = sensitivity·√(2 ln(1.25/δ))/ε on an update that is clipped to `clipping_norm`."""
+    """Flower's LocalDpMod: std = sensitivity·√(2 ln(1.25/δ))/ε on an update that is clipped to `clipping_norm`.
+
+    Its clipping takes min(1, clip / length), which is 1 for a length that is no number, as Python's `min` has it.
+    """
     given = setting.arguments
     clip, sensitivity = float(given["clipping_norm"]), float(given["sensitivity"])
     claimed, delta = float(given["epsilon"]), float(given["delta"])
@@ -144,10 +80,14 @@ def _local_dp(setting: PrivacySetting, c: Circumstances) -> Worth:
             if sensitivity
             else "the sensitivity is 0: no noise is added"
         )
+    if delta > MOST_DELTA:
+        said.append(f"δ is {delta:g}: the chance that everything leaves")
     if claimed > 1:
         said.append("the formula for the noise holds for ε below 1")
     said.append("noise from numpy's generator in floating point: its low bits can be read (Mironov 2012)")
-    return _gaussian(setting, c.rounds, noise, delta, UPDATE, claimed, *said)
+    said.append("metrics, configs and texts pass it as they are")
+    said.append("ε is for this update or none; any two updates lie twice the clip apart")
+    return replace(_gaussian(setting, c.rounds, noise, delta, UPDATE, claimed, *said), defeated=BY_NAN)
 
 
 def laplace_bits(ratio: float) -> float:
@@ -171,6 +111,8 @@ def _svt(setting: PrivacySetting, c: Circumstances) -> Worth:
     uploaded = math.ceil(min(fraction, 1.0) * c.parameters)
     release = given.get("epsilon_release")
     released = float(release) if release is not None else uploaded * float(given.get("noise_var", 0.1))
+    if not 0 < released < math.inf or not 0 < chosen < math.inf:
+        raise ValueError(f"its ε are {chosen:g} and {released:g}; NVFlare takes positive ones")
     each = released / uploaded / 2
     total = chosen + released
     bits = min(total / math.log(2), chosen / math.log(2) + uploaded * laplace_bits(each))
@@ -198,6 +140,10 @@ def _opacus(setting: PrivacySetting, c: Circumstances) -> Worth:
     given = setting.arguments
     delta = float(given.get("delta", DELTA))
     noise, rate, steps = float(given["noise_multiplier"]), float(given["sample_rate"]), int(given["steps"])
+    if not 0 <= noise < math.inf or not 0 < rate <= 1 or not 0 < delta <= MOST_DELTA:
+        raise ValueError(
+            f"noise {noise:g}, rate {rate:g}, δ {delta:g}; noise is finite, rates lie in (0, 1], δ in (0, {MOST_DELTA:g}]"
+        )
     in_all = steps * c.rounds
     said = ["holds where batches are drawn by chance (Opacus' own loader does), and for the weights alone"]
     if not given.get("secure_mode", False):

@@ -7,15 +7,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from qbi.cli.common import Json, console, plain
+from qbi.cli.common import Json, announce, console, plain
 from qbi.errors import BadValue, DataError, QbiError
 from qbi.files import to_json
 
 if TYPE_CHECKING:
-    from qbi.auditing.claims import Worth
+    from qbi.auditing.claim_records import Worth
 
 NOT_HELD = 1
 """Exit code where a setting bounds nothing against the server, or less than it claims."""
+
+NOT_SHOWN = 3
+"""Exit code where settings in files would hold: files are read, not run, and whether these lines are in force is not shown."""
 
 
 def claims(
@@ -45,7 +48,7 @@ def claims(
 ) -> None:
     """Say what privacy settings are worth against the server: noise, bits, chances, true ε; exit code 1 if one bounds nothing, or less than it claims.
 
-    Files are read, never run; the model of --read is your own code, and is.
+    Exit code 3 if settings in files would hold: whether they are in force is not shown. Files are read, never run; the model of --read is your own code, and is.
 
     [bold]Examples:[/bold]
 
@@ -56,7 +59,8 @@ def claims(
       qbi claims --noise-multiplier 1.1 --sample-rate 0.01 --steps 100 --rounds 10
     """
     from qbi.auditing.claim_files import rounds_in, settings_in
-    from qbi.auditing.claims import Circumstances, PrivacySetting, worth
+    from qbi.auditing.claim_records import Circumstances, PrivacySetting
+    from qbi.auditing.claims import worth
     from qbi.data.checkpoint import load_parameters
 
     by_hand = {"noise_multiplier": noise_multiplier, "sample_rate": sample_rate, "steps": steps}
@@ -74,13 +78,16 @@ def claims(
         )
     if model is not None:
         parameters = sum(v.numel() for v in load_parameters(model).values())
-    times = rounds or (rounds_in(path) if path is not None else None) or 1
+    stated = rounds or (rounds_in(path) if path is not None else None)
+    times = stated or 1
     judged = [worth(setting, Circumstances(times, parameters)) for setting in found]
     readings = _read(judged, read, data, size, batch_size) if read is not None else []
     if json:
         typer.echo(to_json({"rounds": times, "settings": [w.document() for w in judged], "read": readings}), nl=False)
     else:
         _show(judged, times)
+        if stated is None:
+            console.print("No file says how many rounds there are; one is counted. Give --rounds.")
         for one in readings:
             console.print(f"{plain(one['place'])}, {one['mechanism']}, of {batch_size} images:", highlight=False)
             for server, said in one["read"].items():
@@ -88,6 +95,9 @@ def claims(
                 console.print(f"  – {server}: {plain(words)}", highlight=False)
     if not all(w.holds for w in judged):
         raise typer.Exit(NOT_HELD)
+    if path is not None:
+        announce("Files are read, not run: whether these lines are in force, and alone, is not shown.")
+        raise typer.Exit(NOT_SHOWN)
 
 
 def _read(judged: "list[Worth]", model: str, data: str, size: int, batch_size: int) -> list[dict[str, Any]]:
@@ -135,7 +145,7 @@ def _show(judged: "list[Worth]", rounds: int) -> None:
     console.print(table)
     for w in judged:
         console.print(f"{plain(w.setting.place)}, {w.setting.mechanism}:", highlight=False)
-        for remark in w.remarks:
+        for remark in ([f"defeated by {w.defeated}"] if w.defeated else []) + list(w.remarks):
             console.print(f"  – {plain(remark)}.", highlight=False)
 
 

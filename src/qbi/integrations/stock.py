@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from qbi.auditing.claims import PrivacySetting
+from qbi.auditing.claim_records import PrivacySetting
 from qbi.errors import BadValue, MissingExtra
 
 State = dict[str, Tensor]

@@ -15,7 +15,8 @@ from torch.nn import functional as F
 
 from qbi.attacks import Knowledge, Mounted, mount
 from qbi.attacks.registry import select
-from qbi.auditing.claims import Circumstances, worth
+from qbi.auditing.claim_records import Circumstances
+from qbi.auditing.claims import worth
 from qbi.carrier import flat
 from qbi.data.images import denormalised, normalised, unit_pixels
 from qbi.integrations.stock import State

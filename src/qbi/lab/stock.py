@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from qbi.auditing.claims import PrivacySetting
+from qbi.auditing.claim_records import PrivacySetting
 from qbi.integrations.stock import Filtered, as_it_is, flower_mod, nvflare_filter, secure_sum
 
 

@@ -2,11 +2,12 @@
 
 import hashlib
 from collections.abc import Iterable
-from dataclasses import dataclass
-from weakref import ReferenceType
+from dataclasses import dataclass, field
+from weakref import ReferenceType, ref
 
 from torch import Tensor
 
+from qbi.errors import BadValue
 from qbi.private import boundary
 from qbi.private.goal import LIFETIME_BITS, Budget
 from qbi.private.ledger import BudgetSpent, Ledger
@@ -32,10 +33,16 @@ class Account:
     participations: float = 0.0
     admitted: ReferenceType[boundary.Boundary] | None = None
     """The boundary that admitted the training, which is not kept alive."""
+    running: float = 0.0
+    """Participations of the pass that runs."""
+    paid_to: set[object] = field(default_factory=set)
+    """Ledgers, and boundaries without one, that know of the pass that runs."""
 
     def __post_init__(self) -> None:
         if self.total is None:
             self.total = self.budget.bits() if self.budget.participations > 1 else LIFETIME_BITS
+        if not self.total > 0:
+            raise BadValue(f"private: total is {self.total}; it is a positive number of bits.")
 
     @property
     def bits(self) -> float:
@@ -51,17 +58,26 @@ class Account:
                 f"the budget is used up: {self.bits:.4g} of {self.total:.4g} bits about each sample have left in {self.participations:g} "
                 f"participations, and one more costs {more:.3g}. State a larger total= before training, or stop here."
             )
-        here = self.admitted() if self.admitted is not None else boundary.current()
-        if here is not None:
-            here.charge(more)
-        if self.ledger is not None and (here is None or here.ledger != self.ledger.path.resolve()):
+        self.running, self.paid_to = participations, set()
+        self.settle()
+        if self.ledger is not None and self.ledger.path.resolve() not in self.paid_to:
             self.ledger.spend(self.data, self.family, self.budget.noise, participations, limit=self.total)
+            self.paid_to.add(self.ledger.path.resolve())
         self.participations += participations
 
+    def settle(self) -> None:
+        """Pay for the pass that runs where its next step is released: it may have begun outside of any round, or in another one."""
+        here = (self.admitted() if self.admitted is not None else None) or boundary.current()
+        if here is None:
+            return
+        payee: object = here.ledger or ref(here)
+        if payee not in self.paid_to:
+            here.charge(self.budget.bits(self.running))
+            self.paid_to.add(payee)
+
     def __str__(self) -> str:
-        return (
-            f"{self.participations:g} participations, at most {self.bits:.4g} of {self.total:.4g} bits about one sample"
-        )
+        times = "1 participation" if self.participations == 1 else f"{self.participations:g} participations"
+        return f"{times}, at most {self.bits:.4g} of {self.total:.4g} bits about one sample"
 
 
 def family_of(parameters: Iterable[Tensor]) -> str:

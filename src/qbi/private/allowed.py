@@ -15,7 +15,7 @@ class NotReleased(QbiError):
 class AllowedNumber:
     """A number that the owner lets out.
 
-    Written `name` (as it is: 64 bits), `name:7` (a number from 0 to 1 in 7 bits), `name:7:10` (from 0 to 10), or `name=1` (always that
+    Written `name` (as it is: 72 bits, of which 8 say what kind of value it is), `name:7` (a number from 0 to 1 in 7 bits), `name:7:10` (from 0 to 10), or `name=1` (always that
     number, whatever the client's code says: no bits).
     """
 
@@ -26,11 +26,11 @@ class AllowedNumber:
     def let_out(self, value: Any) -> tuple[Any, float]:
         """The value as it may leave, and the bits it costs."""
         if self.constant is not None:
-            whole = isinstance(value, int) and self.constant == int(self.constant)
+            whole = type(value) is int and self.constant == int(self.constant)
             return (int(self.constant) if whole else self.constant), 0.0
         if self.bits is None:
-            return value, 8.0 * _size(value)
-        if isinstance(value, bool) or not isinstance(value, int | float):
+            return value, 8.0 * (1 + _size(value))
+        if type(value) not in (int, float):
             raise NotReleased(
                 "boundary: a named number of so many bits is a list, a text or bytes; name it without bits."
             )
@@ -50,6 +50,8 @@ def read_names(text: str) -> dict[str, AllowedNumber]:
         try:
             if "=" in word:
                 name, number = word.split("=")
+                if not math.isfinite(float(number)):
+                    raise ValueError(number)
                 out[name] = AllowedNumber(constant=float(number))
                 continue
             name, *rest = word.split(":")
@@ -58,23 +60,23 @@ def read_names(text: str) -> dict[str, AllowedNumber]:
             raise BadValue(
                 f"metrics: {word!r}; write name, name:bits, name:bits:largest or name=constant."
             ) from problem
-        if (rule.bits is not None and not 1 <= rule.bits <= 32) or not rule.top > 0:
-            raise BadValue(f"metrics: {word!r}; bits go from 1 to 32, the largest value is positive.")
+        if (rule.bits is not None and not 1 <= rule.bits <= 32) or not 0 < rule.top < math.inf:
+            raise BadValue(f"metrics: {word!r}; bits go from 1 to 32, the largest value is positive and finite.")
         out[name] = rule
     return out
 
 
 def _size(value: Any) -> int:
-    """Bytes that a value can say at most. How many there are, and of which kind each is, says something too: an empty text costs as much as a number."""
-    if isinstance(value, int):
-        return max(8, (value.bit_length() + 7) // 8)
-    if isinstance(value, bytes | bytearray):
+    """Bytes that a value can say at most. Its kind is exact: subclasses say more than they hold. How many there are, and of which kind each is, says something too: an empty text costs as much as a number."""
+    if type(value) in (bool, int):
+        return max(8, (int(value).bit_length() + 7) // 8)
+    if type(value) in (bytes, bytearray):
         return 8 + len(value)
-    if isinstance(value, str):
+    if type(value) is str:
         return 8 + len(value.encode())
-    if isinstance(value, list | tuple):
+    if type(value) in (list, tuple):
         return 8 + sum(1 + _size(v) for v in value)
-    if not isinstance(value, float):
+    if type(value) is not float:
         raise NotReleased(
             f"boundary: a named value is a {type(value).__name__}; numbers, texts, bytes and lists of them may leave."
         )

@@ -30,6 +30,9 @@ for x, y in private.batches(dataset, batch_size=64):
     private.step(optimiser, x, y)"""
 """What training code looks like whose states may leave."""
 
+PRESENCE = 1.0
+"""Bits that it tells whether a named value is there at all."""
+
 REFUSED = "This client does not answer."
 """What a server is told, whatever the reason: a reason would depend on data."""
 
@@ -43,7 +46,7 @@ class Source(Protocol):
         ...
 
 
-@dataclass
+@dataclass(eq=False)
 class Boundary:
     """One client's round.
 
@@ -64,6 +67,8 @@ class Boundary:
     sources: list[Source] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        if not self.limit >= 0:
+            self.limit = 0.0  # no number at all is no leave
         # A copy: what was sent must not change with a model that took it as it was.
         self.sent = {n: v.detach().clone() for n, v in self.sent.items()}
 
@@ -99,7 +104,7 @@ class Boundary:
         self.sources.append(source)
 
     def check_arrays(self, state: State) -> dict[str, Tensor]:
-        """The arrays in the order in which they were sent; raises unless each is released, or as it was sent, all of a kind."""
+        """The arrays in the order in which they were sent; raises unless all are as sent, or all that were trained are of one release."""
         for name, value in state.items():
             if value.is_floating_point() and not is_finite(value):
                 raise NotReleased(f"boundary: “{name}” holds NaN or infinite values.")
@@ -111,7 +116,8 @@ class Boundary:
             )
         safe = [self.sent, *self._released()]
         for released in safe:
-            if all(_same(released, n, v) or _same(self.sent, n, v) for n, v in named.items()):
+            # As it was sent is for what was not trained: which arrays come back unmoved must not be chosen.
+            if all(_same(released if n in released else self.sent, n, v) for n, v in named.items()):
                 places = {n: i for i, n in enumerate(self.sent)}
                 pairs = sorted(zip(named, state.items(), strict=True), key=lambda p: places.get(p[0], 0))
                 return dict(pair for _, pair in pairs)
@@ -133,15 +139,17 @@ class Boundary:
                 yield {n: theirs[n] - mine[n] for n in both}
 
     def check_numbers(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """What the owner lets out of a record of numbers; the bits of it are charged."""
+        """What the owner lets out of a record of numbers, in one order; the bits of it, and of what is there at all, are charged."""
         out = {}
-        for name, value in values.items():
-            rule = self.metrics.get(name)
-            if rule is None:
+        for name, rule in sorted(self.metrics.items()):
+            if rule.constant is None:
+                self.charge(PRESENCE)
+            if name in values:
+                out[name], bits = rule.let_out(values[name])
+                self.charge(bits)
+        for name in values:
+            if name not in self.metrics:
                 say_once(name)
-                continue
-            out[name], bits = rule.let_out(value)
-            self.charge(bits)
         return out
 
 

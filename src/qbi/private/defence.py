@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from qbi.federation.client import Loss, client_batch, default_loss
+from qbi.federation.client import Loss, client_batch, default_loss, prediction
 from qbi.private.goal import Budget
 from qbi.private.step import Private
 from qbi.randomness import Draws, SystemEntropy, random_integer
@@ -43,7 +43,12 @@ class PrivateStep:
         """The released gradient of one batch; the model is not changed."""
         own, count = copy.deepcopy(model).train(), client_batch(inputs)
         private = Private(
-            own, loss, batch_size=count, clip=self.budget.clip, bits=self.budget.bits(1), total=float("inf")
+            own,
+            lambda out, y: loss(prediction(out), y),
+            batch_size=count,
+            clip=self.budget.clip,
+            bits=self.budget.bits(1),
+            total=float("inf"),
         )
         if not isinstance(generator, SystemEntropy):
             private._repeat(random_integer(generator))

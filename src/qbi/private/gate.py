@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from qbi.private.boundary import Boundary, State, by_position
+from qbi.private.boundary import PRESENCE, Boundary, State, by_position
 from qbi.private.goal import Budget
 from qbi.private.ledger import Ledger
 from qbi.private.owner import OwnersSite
@@ -20,9 +20,6 @@ from qbi.private.receipts import Receipts
 from qbi.private.site import look_at_model, reason
 from qbi.private.update import ReleasedUpdate
 from qbi.theory import guarantees
-
-PRESENCE = 1.0
-"""Bits that it tells whether a named value is there at all."""
 
 MOST_SAID = 5
 
@@ -41,12 +38,10 @@ class Gate:
     """A site's way out."""
 
     site: OwnersSite
-    receipts: Receipts = field(init=False)
+    name: str = ""
+    """The site's, where several share an owner's file, as simulated ones do."""
     missed: set[str] = field(default_factory=set)
     """Numbers of which the owner's log has said that they stay."""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "receipts", Receipts(self.site.receipts))
 
     def look(self, sent: State) -> None:
         """At what the server sent, before anything is trained on it; raises where it looks crafted and the owner refuses that."""
@@ -79,7 +74,7 @@ class Gate:
         return {name: out[name] for name in sent}
 
     def _released(self, boundary: Boundary, arrays: State) -> dict[str, Tensor]:
-        if self.receipts.redeem(boundary.sent, arrays):
+        if Receipts.of(self.site, self.name).redeem(boundary.sent, arrays):
             places = {n: i for i, n in enumerate(boundary.sent)}
             return {n: arrays[n] for n in sorted(arrays, key=lambda n: (places.get(n, len(places)), n))}
         boundary.check_arrays(arrays)

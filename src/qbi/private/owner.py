@@ -32,6 +32,8 @@ NAMES = frozenset(
     "policy bits clip limit ledger data metrics inspect wait receipts log reviewed".split()  # noqa: SIM905
 )
 WAIT = 3600.0
+LONGEST = 1000
+"""Characters of a line in the log: names come from others."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,9 @@ class OwnersSite:
         for name in ("policy", "ledger"):
             if name not in found:
                 raise BadValue(f"{place}: {name} is missing; the owner states it, nothing is assumed.")
+        for name in ("policy", "ledger", "data", "inspect", "receipts", "log"):
+            if not isinstance(found.get(name, ""), str):
+                raise BadValue(f"{place}: {name} is {found[name]!r}; it is a word in quotes.")
         words = found.get("metrics", [])
         reviewed = found.get("reviewed", [])
         if not all(isinstance(v, list) and all(isinstance(w, str) for w in v) for v in (words, reviewed)):
@@ -80,7 +85,7 @@ class OwnersSite:
         wait = found.get("wait", WAIT)
         numbers = {"bits": settings.bits, "clip": settings.clip, "limit": settings.total, "wait": wait}
         for name, value in numbers.items():
-            if not isinstance(value, int | float) or not 0 < value < float("inf"):
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
                 raise BadValue(f"{place}: {name} is {value!r}; it is a positive number.")
         return cls(
             place,
@@ -93,7 +98,7 @@ class OwnersSite:
 
     def note(self, sentence: str) -> None:
         """A line in the owner's log, which no framework reads. A log that cannot be written stops nothing, and lets nothing out."""
-        line = f"{datetime.now(UTC).isoformat(timespec='seconds')} {printable(sentence)}\n"
+        line = f"{datetime.now(UTC).isoformat(timespec='seconds')} {printable(sentence[:LONGEST])}\n"
         try:
             handle = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
             with os.fdopen(handle, "a", encoding="utf-8") as file:

@@ -1,5 +1,6 @@
 """Which batches were drawn, and what that promises: only drawn samples are taken, and each drawn batch is for one step."""
 
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +20,7 @@ class Passes:
     left: int | None = None
     """Samples of the last batch that were not used yet; none where batches are not drawn here."""
     _now: object = None
+    _process: int = field(default_factory=os.getpid)
 
     def draw(
         self,
@@ -57,6 +59,7 @@ class Passes:
 
     def take(self, count: int) -> None:
         """So many samples are about to be used."""
+        self._refuse_fork()
         if self.left is None:
             return
         if count > self.left:
@@ -67,8 +70,16 @@ class Passes:
         self.left -= count
 
     def release(self) -> None:
-        """A step was made: what is left of its batch is not for the next one."""
+        """A step is made: what is left of its batch is not for the next one."""
+        self._refuse_fork()
         self.left = None if self.left is None else 0
+
+    def _refuse_fork(self) -> None:
+        if os.getpid() != self._process:
+            raise BadValue(
+                "private: this is a fork of the process that began the training, and one payment is for one release; create Private in the "
+                "process that trains."
+            )
 
     @property
     def poisson(self) -> tuple[float, int] | None:

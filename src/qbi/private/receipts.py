@@ -1,7 +1,7 @@
 """What was released, told by the trainer's process to the process at the boundary: keyed digests in the owner's folder.
 
-A receipt is a file whose name is a keyed digest of two states: what the server sent, and what was released. It is written after the
-bits were paid, and is good for one reply. The key lies in the same folder, readable for its owner alone.
+A receipt is a file whose name is a keyed digest of what the server sent, of what was released, and of where it was paid. It is written after
+the bits were paid, and is good for one reply. The key lies in the same folder, readable for its owner alone.
 
 What that is worth: a job that forgets the private step has no receipt, and another process cannot make one without the key. Code that runs
 under the user who can read the key can sign what it likes. Against such code there is the policy `update`, which trusts no process.
@@ -9,6 +9,7 @@ under the user who can read the key can sign what it likes. Against such code th
 
 import hashlib
 import hmac
+import json
 import os
 import stat
 from contextlib import suppress
@@ -19,6 +20,7 @@ import torch
 
 from qbi.errors import DataError
 from qbi.private.boundary import State
+from qbi.private.owner import OwnersSite
 
 KEY = "key"
 BYTES = 32
@@ -31,15 +33,22 @@ class Receipts:
     """The folder. Trainer and gate name the same one, in the owner's file."""
 
     folder: Path
+    payee: str = ""
+    """The ledger and the data set that paid, and the site's name where several are simulated together."""
+
+    @classmethod
+    def of(cls, site: OwnersSite, name: str = "") -> "Receipts":
+        """A site's own. Sites that share an owner's file, as simulated ones do, need names of their own."""
+        return cls(site.receipts, json.dumps([str(Path(site.settings.ledger).resolve()), site.settings.data, name]))
 
     def write(self, sent: State, *released: State) -> None:
-        """One of these states, which say the same, was released after that model was sent. This process's earlier receipts for
-        that model are void: which state to send must not be chosen."""
+        """One of these states, which say the same, was released after that model was sent. Earlier receipts for that model are
+        void, whoever wrote them: which state to send must not be chosen."""
         self._clear()
         prefix = self._prefix(sent)
         try:
             for old in self.folder.glob(f"{prefix}-*"):
-                old.unlink()
+                old.unlink(missing_ok=True)
             for state in released:
                 place = self.folder / f"{prefix}-{self._name(sent, state)}"
                 os.close(os.open(place, os.O_WRONLY | os.O_CREAT, 0o600))
@@ -47,7 +56,7 @@ class Receipts:
             raise DataError(f"receipts {self.folder}: one cannot be written ({problem.strerror}).") from problem
 
     def redeem(self, sent: State, state: State) -> bool:
-        """Whether there is a receipt; all that its trainer has for that model are used up by redeeming one, whoever comes first."""
+        """Whether there is a receipt; all for that model are used up by redeeming one, whoever comes first."""
         try:
             place = next(self.folder.glob(f"*-{self._name(sent, state)}"), None)
             if place is None:
@@ -63,11 +72,10 @@ class Receipts:
         return True
 
     def _prefix(self, sent: State) -> str:
-        """Of this process: sites that are simulated together get the same model, and have receipts of their own."""
-        return hmac.new(self._key(), digest(sent) + str(os.getpid()).encode(), "sha256").hexdigest()[:32]
+        return hmac.new(self._key(), digest(sent) + self.payee.encode(), "sha256").hexdigest()[:32]
 
     def _name(self, sent: State, state: State) -> str:
-        return hmac.new(self._key(), digest(sent) + digest(state), "sha256").hexdigest()
+        return hmac.new(self._key(), digest(sent) + digest(state) + self.payee.encode(), "sha256").hexdigest()
 
     def _key(self) -> bytes:
         place = self.folder / KEY
@@ -96,11 +104,13 @@ class Receipts:
         return key
 
     def _clear(self) -> None:
-        now = max((p.stat().st_mtime for p in self.folder.glob("*")), default=0.0)
+        ages: dict[Path, float] = {}
         for place in self.folder.glob("*"):
-            with suppress(OSError):
-                if place.name != KEY and place.stat().st_mtime < now - OLDEST:
-                    place.unlink()
+            with suppress(OSError):  # another trainer may clear it at the same time
+                ages[place] = place.stat().st_mtime
+        for place, at in ages.items():
+            if place.name != KEY and at < max(ages.values()) - OLDEST:
+                place.unlink(missing_ok=True)
 
 
 def digest(state: State) -> bytes:

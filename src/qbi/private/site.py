@@ -4,6 +4,7 @@ A framework's own module turns its messages into `Reply` records and back; nothi
 """
 
 import logging
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
@@ -41,7 +42,7 @@ class SiteSettings:
         total: bits that may leave over a run, or over everything in the ledger.
         ledger: where the ledger lies; none, if empty: then a run's own total is kept.
         data: the data set's name in the ledger.
-        metrics: numbers that may leave, as `boundary.Named` reads them, such as `"num-examples=1 accuracy:7"`.
+        metrics: numbers that may leave, as `read_names` reads them, such as `"num-examples=1 accuracy:7"`.
     """
 
     policy: Policy = "private"
@@ -84,10 +85,15 @@ def _read(name: str, kind: type, value: object) -> Any:
         )
     if name in CHOICES and value not in CHOICES[name]:
         raise BadValue(f"{PREFIX}{name}: {str(value)!r}; there are {', '.join(CHOICES[name])}.")
+    if kind is str:
+        return str(value)
     try:
-        return kind(str(value))
+        number = float(str(value))
     except ValueError as problem:
         raise BadValue(f"{PREFIX}{name}: {value!r} is no number.") from problem
+    if not 0 < number < math.inf:
+        raise BadValue(f"{PREFIX}{name}: {value!r}; it is a positive number.")
+    return number
 
 
 @dataclass(frozen=True)

@@ -154,6 +154,7 @@ class Private:
         if self._passes.left is None:
             # Not drawn here: the same samples may be in every step, and in every part that was added to it.
             self.account.spend(float(max(1, self._sums.parts) ** 2))
+        self.account.settle()
         self._passes.release()
         try:
             self._weights.restore()
@@ -208,8 +209,6 @@ class Private:
     def advice(self) -> str:
         """Whether the learning rate looks too small."""
         return reporting.advice(self._history)
-
-    # Inside
 
     def _repeat(self, seed: int) -> None:
         """Draw noise and dropout from a seed: for experiments whose results are to be repeated. Nothing is private then."""

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from qbi.private.boundary import Boundary, State, inside
@@ -35,8 +36,11 @@ class PrivateRound:
 
 
 @contextmanager
-def private_round(sent: State, site: OwnersSite | None = None) -> Iterator[PrivateRound]:
-    """Train inside: `qbi.Private` must begin with what was sent, and each pass is written into the owner's ledger before it begins."""
+def private_round(sent: State, site: OwnersSite | None = None, name: str = "") -> Iterator[PrivateRound]:
+    """Train inside: `qbi.Private` must begin with what was sent, and each pass is written into the owner's ledger before it is released.
+
+    `name` is the site's where several share an owner's file, as simulated ones do.
+    """
     owner = OwnersSite.read() if site is None else site
     settings = owner.settings
     look_at_model(sent, settings.inspect)
@@ -48,12 +52,16 @@ def private_round(sent: State, site: OwnersSite | None = None) -> Iterator[Priva
 
     boundary = Boundary(sent, {}, math.inf, pay=pay, ledger=ledger.path.resolve())
     with inside(boundary):
-        yield PrivateRound(boundary, Receipts(owner.receipts))
+        yield PrivateRound(boundary, Receipts.of(owner, name))
 
 
 def write_receipts(receipts: Receipts, sent: State, state: State) -> None:
     """For a state that was checked, and for its difference to what was sent, which frameworks may send in its place."""
     mine = {n: v.detach().cpu() for n, v in state.items()}
     alike = all(n in sent and sent[n].dtype == v.dtype and sent[n].shape == v.shape for n, v in mine.items())
-    difference = [{n: v - sent[n].detach().cpu() for n, v in mine.items()}] if alike else []
+    difference = [{n: _difference(v, sent[n].detach().cpu()) for n, v in mine.items()}] if alike else []
     receipts.write(sent, state, *difference)
+
+
+def _difference(now: Tensor, before: Tensor) -> Tensor:
+    return now ^ before if now.dtype == torch.bool else now - before

@@ -88,7 +88,7 @@ def _mod(msg: Message, ctxt: Context, call_next: Next, fixed: Mapping[str, str |
         if site is not None and settings.policy == "private":
             # For the gate in the SuperNode's process, which saw nothing of the training.
             for state in passed.reply.arrays.values():
-                write_receipts(Receipts(site.receipts), _sent(msg), state)
+                write_receipts(Receipts.of(site), _sent(msg), state)
         if not settings.ledger:
             ctxt.state[SPENT] = ConfigRecord({"bits": before + sum(charged)})
     except (Exception, SystemExit) as problem:  # whatever it is, it must not leave, nor its words
@@ -123,9 +123,9 @@ def _reply(reply: Message) -> Reply:
 def _content(reply: Reply, kinds: Mapping[str, type], known: set[str]) -> RecordDict:
     """Records made anew, of the kinds that strategies look for, under names that say nothing."""
     out = RecordDict()
-    for name, state in reply.arrays.items():
+    for name, state in sorted(reply.arrays.items()):
         out[_named(name, "arrays", known, out)] = arrays_of(dict(state))
-    for name, values in reply.numbers.items():
+    for name, values in sorted(reply.numbers.items()):
         if kinds[name] is ConfigRecord:
             out[_named(name, "config", known, out)] = ConfigRecord(dict(values))
         else:

@@ -29,18 +29,18 @@ def tensors(values: Mapping[str, Any]) -> dict[str, Tensor]:
         if not isinstance(name, str):
             raise NotReleased("nvflare: an array's name is no text.")
         if isinstance(value, Tensor):
-            out[name] = value.detach().cpu().clone()
+            out[name] = value.detach().cpu().clone(memory_format=torch.contiguous_format)
             continue
         if not isinstance(value, np.ndarray | np.generic):
             raise NotReleased(f"nvflare: “{name}” is a {type(value).__name__}, not an array.")
         try:
-            out[name] = torch.from_numpy(np.array(value))
+            out[name] = torch.from_numpy(np.array(value, order="C"))
         except TypeError as problem:
             raise NotReleased(f"nvflare: “{name}” has a type that no model has ({value.dtype}).") from problem
     return out
 
 
 def like(values: Mapping[str, Tensor], example: Mapping[str, Any]) -> dict[str, Any]:
-    """Tensors as the server sent them: as numpy's arrays, or as they are."""
+    """Tensors as the server sent them: as numpy's arrays, or as they are. In one order of memory, which a wire tells."""
     as_tensors = any(isinstance(v, Tensor) for v in example.values())
-    return {n: v if as_tensors else v.numpy() for n, v in values.items()}
+    return {n: v if as_tensors else v.numpy() for n, v in ((n, v.contiguous()) for n, v in values.items())}

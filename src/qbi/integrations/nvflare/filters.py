@@ -1,14 +1,14 @@
 """The site's filters: what the server sent is looked at, and what goes back was released, was sent, or was named by the owner.
 
 They are `Filter`s, not `DXOFilter`s: those let every unknown kind of result, and every one with an error code, pass as it is. A reply is built
-anew from what the gate lets out. Whatever is wrong raises, with one fixed sentence; the reason is in the owner's log.
+anew from what the gate lets out. Whatever is wrong becomes one error code; the reason is in the owner's log.
 
 They run in the job's process. A job whose own code runs in that process too (an executor, a script `in_process`) can change them in memory:
 admit reviewed code alone (`ReviewedJobs`), or none.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 from nvflare.apis.dxo import DXO, DataKind, MetaKey
@@ -85,7 +85,9 @@ class SiteResults(Filter):  # type: ignore[misc]
         try:
             return self._judged(shareable, fl_ctx)
         except Exception as problem:
-            _refuse(self.gate, problem)
+            # As a job's own error is answered: which of the two it was says something.
+            self.gate.refuse(problem)
+            return make_reply(ReturnCode.EXECUTION_EXCEPTION)
 
     def _judged(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
         if shareable.get_return_code() != ReturnCode.OK:
@@ -99,15 +101,15 @@ class SiteResults(Filter):  # type: ignore[misc]
         if found is None or found.data_kind not in (*MODELS, DataKind.METRICS):
             kind = "no exchange object" if found is None else f"of kind {found.data_kind}"
             raise NotReleased(f"nvflare: the result is {kind}; models and metrics may leave.")
-        sent = task.sent
+        sent, gate = task.sent, replace(self.gate, name=str(fl_ctx.get_identity_name()))
         if found.data_kind == DataKind.METRICS:
-            left = self.gate.judge(sent, None, found.data)
+            left = gate.judge(sent, None, found.data)
             return _reply(DXO(DataKind.METRICS, _named(left)), task)
         differs = found.data_kind == DataKind.WEIGHT_DIFF
         arrays = tensors(found.data)
         if differs and self.gate.site.settings.policy == "update":
             arrays = _moved(sent, arrays)
-        left = self.gate.judge(sent, arrays, _numbers(found.meta))
+        left = gate.judge(sent, arrays, _numbers(found.meta))
         assert left.arrays is not None
         out: Mapping[str, Tensor] = left.arrays
         if differs and self.gate.site.settings.policy == "update":

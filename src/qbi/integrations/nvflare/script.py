@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import nvflare.client as flare
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from torch import Tensor
 
@@ -45,5 +46,13 @@ class FlareRound:
 @contextmanager
 def received(model: FLModel, site: OwnersSite | None = None) -> Iterator[FlareRound]:
     """A round inside the boundary: private steps are paid for, what they release gets a receipt for the site's filter."""
-    with private_round(tensors(model.params), site) as inner:
+    with private_round(tensors(model.params), site, _site_name()) as inner:
         yield FlareRound(model, inner)
+
+
+def _site_name() -> str:
+    """As NVFlare knows the site; none outside of a job."""
+    try:
+        return str(flare.get_site_name())
+    except Exception:  # each way of running a script fails in its own way where there is no job
+        return ""

@@ -68,7 +68,7 @@ def forged(msg, context):
     from qbi.private.receipts import Receipts
 
     sent = msg.content["arrays"].to_torch_state_dict()
-    Receipts(OwnersSite.read().receipts).write(sent, stolen(msg))
+    Receipts.of(OwnersSite.read()).write(sent, stolen(msg))
     return reply(msg, stolen(msg))
 
 
