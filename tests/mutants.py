@@ -209,9 +209,30 @@ FAULTS = [
     ),
     (
         "private/boundary.py",
-        "            if rule is None:",
-        "            if rule is None and not isinstance(value, float):",
-        "test_policy.py",
+        "                say_once(name)\n",
+        "                out[name] = values[name]\n",
+        "test_boundary.py",
+    ),
+    (
+        "private/boundary.py",
+        "_same(released if n in released else self.sent, n, v)",
+        "(_same(released, n, v) or _same(self.sent, n, v))",
+        "test_gate.py",
+    ),
+    ("private/step.py", "        self.account.settle()\n", "", "test_gate.py"),
+    ("private/passes.py", "if os.getpid() != self._process:", "if False:", "test_gate.py"),
+    (
+        "private/receipts.py",
+        "digest(sent) + digest(state) + self.payee.encode()",
+        "digest(sent) + digest(state)",
+        "test_gate.py",
+    ),
+    ("auditing/claim_records.py", "or self.defeated or", "or", "test_claims.py"),
+    (
+        "federation/local.py",
+        "steps, len(batches))",
+        "steps, 1)",
+        "test_joint.py::test_the_server_counts_the_samples_of_all_steps",
     ),
     (
         "private/site.py",
@@ -403,9 +424,14 @@ def survives(file: str, before: str, after: str, tests: str) -> bool:
         path.write_text(text.replace(before, after, 1), encoding="utf-8")
         file_name, *one = tests.split("/")[-1].split("::")
         found = ["::".join([str(path), *one]) for path in (copy / "tests").rglob(file_name)]
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "-m", "not serial and not long", *found]
+        # A test that is named is run wherever it belongs.
+        which = "not serial" if one else "not serial and not long"
+        command = [sys.executable, "-m", "pytest", "-x", "-q", "-m", which, *found]
         environment = {"PYTHONPATH": str(copy / "src"), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"}
-        return subprocess.run(command, cwd=copy, env=environment, capture_output=True, check=False).returncode == 0
+        code = subprocess.run(command, cwd=copy, env=environment, capture_output=True, check=False).returncode
+        if code not in (0, 1):
+            raise SystemExit(f"{tests}: pytest ended with {code}, so nothing was tested; mend the list.")
+        return code == 0
 
 
 def main() -> int:

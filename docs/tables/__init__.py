@@ -2,9 +2,13 @@
 
 from collections.abc import Callable
 
-from tables import claims
+from tables import claims, site
+from tables.averaging import fedavg
 from tables.detection import answers, by_attack, calibration_data, crafted_found, detectors, held_out, in_sample, longer
+from tables.first_steps import first_steps
 from tables.flower import example, flower
+from tables.front_page import findings, needs
+from tables.matching import matching, matching_provenance, patches, patches_provenance
 from tables.matrix import aggp_imagenet, compared, epsilons, worst, worst_cases
 from tables.paper import beyond, federation, reproduction, saturation, trap_imagenet
 from tables.pictures import pictures, seen_at_16
@@ -24,6 +28,7 @@ from tables.private import (
 from tables.sentences import sentences
 from tables.speed import aggp_step, aggp_steps, audit_times, audits, bench, large_audits, pairs_time
 from tables.stock import filters
+from tables.words import glossary
 
 TABLES: dict[str, Callable[[], str]] = {
     "price": price,
@@ -35,6 +40,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "presets": presets,
     "private-h200": lambda: steps("private-h200"),
     "private-cpu": lambda: steps("private-cpu"),
+    "first-steps": first_steps,
     "flower": flower,
     "filters": filters,
     "example": example,
@@ -43,7 +49,10 @@ TABLES: dict[str, Callable[[], str]] = {
     "audits": audits,
     "large-audits": large_audits,
     "pictures": pictures,
+    "fedavg": fedavg,
     "sentences": sentences,
+    "matching": matching,
+    "patches": patches,
     "audit-times": audit_times,
     "reproduction": reproduction,
     "federation": federation,
@@ -61,9 +70,16 @@ TABLES: dict[str, Callable[[], str]] = {
     "crafted": by_attack,
     "saturation": saturation,
     "epsilons": epsilons,
+    "glossary": glossary,
+    "findings": findings,
+    "needs": needs,
+    "expected": site.expected,
+    "levels": site.levels,
 }
 
 VALUES: dict[str, Callable[[], str]] = {
+    "matching-provenance": matching_provenance,
+    "patches-provenance": patches_provenance,
     "trap-imagenet": trap_imagenet,
     "seen-fedavg": lambda: seen_at_16("FedAvg's CNN", trained=False),
     "seen-fedavg-trained": lambda: seen_at_16("FedAvg's CNN", trained=True),
@@ -98,4 +114,16 @@ VALUES: dict[str, Callable[[], str]] = {
     "calibration-data": calibration_data,
     "aggp-imprint": lambda: worst("aggp", "imprint", 64),
     "aggp-mirrored": lambda: worst("aggp", "mirrored", 20),
+    "levels-data": site.levels_data,
+    "levels-guess": site.levels_guess,
+    "quickstart-seen": site.quickstart_seen,
+    "epsilon-8": site.epsilon_8,
+    "near-epsilon-8": site.near_epsilon_8,
+    "epsilon-of-72": site.epsilon_of_72,
+    "alone": lambda: site.in_federation("FedSGD: one gradient"),
+    "sum-of-ten": lambda: site.in_federation("secure sum of 10 clients"),
+    "sybils": lambda: site.in_federation("secure sum of 10, of whom 9 are sybils"),
+    "secagg-sybils": lambda: site.through_filter("SecAgg+", "5 clients, of whom 4 are sybils", "cascade"),
+    "accuracy-plain": lambda: site.accuracy_with("none"),
+    "accuracy-opacus": lambda: site.accuracy_with("Opacus", "noise 1, clip 1"),
 }

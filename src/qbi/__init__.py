@@ -7,7 +7,7 @@ it is asked for.
 import importlib
 from typing import TYPE_CHECKING
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 if TYPE_CHECKING:
     from qbi.attacks import (

@@ -97,6 +97,33 @@ def hooked(
             handle.remove()
 
 
+class _Arrived(Exception):
+    """What a module was given; nothing behind it needs to run."""
+
+    def __init__(self, value: Any) -> None:
+        super().__init__()
+        self.value = value
+
+
+def given_to(model: nn.Module, module: nn.Module, *inputs: Any) -> Any:
+    """What one of a model's modules is given first, in a pass that ends there; None where the pass does not come to it.
+
+    >>> model = nn.Sequential(nn.Flatten(), nn.Linear(4, 1))
+    >>> given_to(model, model[1], torch.zeros(3, 2, 2)).shape
+    torch.Size([3, 4])
+    """
+
+    def stop(_module: nn.Module, given: tuple[Any, ...]) -> None:
+        raise _Arrived(given[0])
+
+    try:
+        with hooked(before={module: stop}):
+            model(*inputs)
+    except _Arrived as found:
+        return found.value
+    return None
+
+
 @contextmanager
 def swapped(model: nn.Module, others: Mapping[str, nn.Module]) -> Iterator[None]:
     """Inside the block other modules stand at these names."""

@@ -17,12 +17,22 @@ class CraftedRows:
 
 @dataclass(frozen=True)
 class Update:
-    """What one client sends after one local step: gradients by parameter name, buffers, and its batch size."""
+    """What one client sends after one local step, or several: gradients by parameter name, buffers, and its batch size."""
 
     gradients: Mapping[str, Tensor]
     buffers: Mapping[str, Tensor]
     batch_size: int
+    """Samples of one step, by which its loss is divided; 0 where that is not known."""
     loss: float
+    steps: int = 1
+    """Local steps that are in it."""
+    batches: int = 1
+    """Different batches that these steps were made of."""
+
+    @property
+    def samples(self) -> int:
+        """Different samples in it, at most."""
+        return self.batch_size * self.batches
 
 
 @dataclass(frozen=True)

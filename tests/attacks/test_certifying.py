@@ -32,8 +32,8 @@ def tallied(cases):
 
 
 def test_no_certificate_is_wrong():
-    tally = tallied(drawn(number, sure=number % 3 == 0) for number in range(45))
-    assert tally.certified > 20
+    tally = tallied(drawn(number, sure=number % 3 == 0) for number in range(18))
+    assert tally.certified > 8
     assert tally.wrong == 0, tally.cases
     assert tally.too_many == 0, tally.cases
 

@@ -14,6 +14,7 @@ from qbi.attacks import ATTACKS, QBI, Cascade, InGramSpace, Knowledge, Passive, 
 from qbi.attacks.cascade import Spread, best_spread, peeled
 from qbi.attacks.explaining import tail_for
 from qbi.attacks.states import read_states
+from qbi.auditing import Client, audit
 from qbi.carrier import flat
 from qbi.data.images import normalised
 from qbi.data.photos import synthetic_photos
@@ -24,6 +25,8 @@ from qbi.extraction.recovered import nothing
 from qbi.extraction.system import build_system
 from qbi.extraction.tokens import tokens_moved, tokens_spanned
 from qbi.federation import client_step
+from qbi.federation.aggregation import secure_sum, weighted_mean
+from qbi.federation.local import LocalTraining, local_update
 from qbi.gram import gram
 from qbi.metrics import EXACT, FAITHFUL, RECOGNISABLE, match
 from qbi.metrics.matching import mean_squared_errors
@@ -58,7 +61,12 @@ def recalls(found, x, data_range=4.0):
 
 @pytest.mark.parametrize(
     ("neurons", "batch", "least"),
-    [(200, 20, 0.99), (200, 50, 0.99), (500, 100, 0.99), (1000, 200, 0.99), (200, 100, 0.9), (500, 200, 0.9)],
+    [
+        (200, 20, 0.99),
+        (500, 100, 0.99),
+        (200, 100, 0.9),
+        *(pytest.param(*c, marks=pytest.mark.long) for c in ((200, 50, 0.99), (1000, 200, 0.99), (500, 200, 0.9))),
+    ],
 )
 def test_cascade_reads_whole_batches_of_cifar10(cifar, neurons, batch, least):
     exact = []
@@ -74,6 +82,7 @@ def test_cascade_reads_whole_batches_of_cifar10(cifar, neurons, batch, least):
     assert sum(exact) / len(exact) >= least
 
 
+@pytest.mark.long
 def test_cascade_reads_whole_batches_of_imagenet_and_imdb(imagenet, imdb):
     x, y = normalised(imagenet, slice(0, 50)), imagenet.labels[:50]
     found = read(Cascade(50), image_net(imagenet.shape, 200), x, y)
@@ -241,6 +250,7 @@ def test_a_hundred_samples_of_an_honest_model(cifar):
     assert recalls(read(Passive(), image_net(cifar.shape, 1000), x, y), x)[FAITHFUL].recall >= 0.95
 
 
+@pytest.mark.long
 def test_after_an_epoch_of_training(cifar):
     exact = []
     for seed in range(5):
@@ -272,7 +282,11 @@ def test_without_any_knowledge_of_the_data(kind):
     assert sum(exact) / len(exact) >= 0.9
 
 
-@pytest.mark.parametrize("activation", [nn.LeakyReLU(), nn.GELU(), nn.SiLU()], ids=lambda a: type(a).__name__)
+@pytest.mark.parametrize(
+    "activation",
+    [nn.LeakyReLU(), *(pytest.param(a, marks=pytest.mark.long) for a in (nn.GELU(), nn.SiLU()))],
+    ids=lambda a: type(a).__name__,
+)
 def test_soft_activations_give_pictures(cifar, activation):
     """Their rows are never silent, so nothing is exact; independent components are recognisable all the same."""
     seen = []
@@ -417,3 +431,33 @@ def test_a_missing_bias_is_no_protection():
     result = audit(model, (torch.rand(60, 30), torch.arange(60) % 3), attacks=["passive"], client=Client(8), batches=1)
     assert next(o for o in result.outcomes if o.layer == "0").status == "leaks"
     assert not any("Take the bias out" in line for line in result.advice)
+
+
+# Several local steps
+
+
+def test_an_honest_client_of_fedavg_gives_all_its_steps_away(cifar):
+    """Each sample's inputs and silent rows are exact at its own step; nothing is proven of them."""
+    x, y = normalised(cifar, slice(0, 200)), cifar.labels[:200]
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(3072, 200), nn.ReLU(), nn.Linear(200, 10))
+    client = Client(6, local_steps=4, training=LocalTraining(learning_rate=0.01))
+    result = audit(model, (x, y), attacks=["passive"], client=client, batches=1, defences=False)
+    assert result.worst.recovered[FAITHFUL].mean > 0.9
+    assert not any(attack.certified for attack in result.attacks)
+
+
+def test_the_server_counts_the_samples_of_all_steps():
+    model = nn.Sequential(nn.Linear(12, 30), nn.ReLU(), nn.Linear(30, 3))
+    batches = [(torch.randn(4, 12), torch.arange(4) % 3) for _ in range(3)]
+    update = local_update(model, batches, LocalTraining("sgd", 0.1, epochs=2))
+    assert (update.batch_size, update.samples, update.steps) == (4, 12, 6)
+
+
+def test_a_sum_of_clients_keeps_how_many_steps_are_in_it():
+    """Else samples of later steps could be certified by weights that they were not made with."""
+    model = nn.Sequential(nn.Linear(12, 30), nn.ReLU(), nn.Linear(30, 3))
+    batches = [(torch.randn(4, 12), torch.arange(4) % 3) for _ in range(3)]
+    update = local_update(model, batches, LocalTraining("sgd", 0.1))
+    for whole in (secure_sum([update, update]), weighted_mean([update, update])):
+        assert (whole.samples, whole.steps) == (24, 3)

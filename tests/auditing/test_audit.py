@@ -23,7 +23,7 @@ import qbi as package
 import zoo
 from command import qbi
 from qbi.attacks import QBI, mount
-from qbi.auditing import Client, audit, image_samples
+from qbi.auditing import Client, assembling, audit, image_samples
 from qbi.auditing.replay import replay
 from qbi.data.photos import synthetic_photos
 from qbi.errors import BadValue, DataError
@@ -58,14 +58,16 @@ def test_a_document_follows_the_published_schema():
     validator = Draft202012Validator(SCHEMA)
     for result in (
         audit(tabular(), (TABLE, LABELS), client=Client(10)),
-        audit(zoo.Transformer(), (torch.randint(50, (40, 12)), LABELS[:40] % 2), client=Client(10)),
+        audit(zoo.Transformer(), (torch.randint(50, (40, 12)), LABELS[:40] % 2), client=Client(10), batches=1),
         audit(zoo.Mixer(), (torch.randn(40, 3, 16, 16), LABELS[:40]), client=Client(6), batches=1),
     ):
         validator.validate(json.loads(json.dumps(result.document())))
 
 
 def test_the_same_seed_gives_the_same_audit():
-    first, again = (audit(tabular(), (TABLE, LABELS), client=Client(10), seed=5).document() for _ in range(2))
+    first, again = (
+        audit(tabular(), (TABLE, LABELS), client=Client(10), batches=1, seed=5).document() for _ in range(2)
+    )
     first.pop("seconds"), again.pop("seconds")
     assert first == again
 
@@ -79,6 +81,7 @@ def test_the_model_is_left_alone():
     assert model.training == mode
 
 
+@pytest.mark.long
 def test_every_attack_and_layer_can_be_asked_for():
     result = audit(
         zoo.mlp(),
@@ -273,9 +276,10 @@ def place(tmp_path_factory):
     return root
 
 
+@pytest.mark.long
 def test_a_users_model_from_a_file(place, qbi_here, tmp_path, monkeypatch):
     out = tmp_path / "out"
-    arguments = ("net.py:make", "--model-arg", "width=80", "--size", 16, "--batch-size", 8, "--out", out)
+    arguments = ("net.py:make", "--model-arg", "width=80", "--size", 16, "--batch-size", 8, "--no-decode", "--out", out)
     done = qbi("audit", *arguments, "--json", "--sarif", "--junit", "--fail-above", 1.0, cwd=place)
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
@@ -545,3 +549,14 @@ def test_the_report_in_a_browser(place, tmp_path):
             assert said == []
             assert [u for u in asked if not u.startswith(("file:", "data:"))] == []
         browser.close()
+
+
+def test_a_part_that_fails_is_a_doubt(monkeypatch):
+    """A section that is silently missing looks like one that had nothing to say."""
+
+    def fails(*_given):
+        raise RuntimeError("no such kernel")
+
+    monkeypatch.setattr(assembling, "defended", fails)
+    result = audit(tabular(), (TABLE, LABELS), attacks=["qbi"], client=Client(10), batches=1)
+    assert any("no such kernel" in doubt for doubt in result.doubts)

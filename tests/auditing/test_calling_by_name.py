@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from qbi import audit
+from qbi import EXACT, audit
 from qbi.auditing import Client
 from qbi.auditing.losses import choose_loss
 from qbi.errors import BadValue
@@ -160,3 +160,21 @@ def test_a_model_with_weight_norm_is_left_as_it_was():
     audited(model, (TABLE, LABELS % 4))
     assert torch.equal(model(TABLE), before)
     assert nn.utils.parametrize.is_parametrized(model[0])
+
+
+def test_defences_are_tried_on_models_that_return_more_than_a_tensor():
+    class Wrapped(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = nn.Sequential(nn.Linear(12, 64), nn.ReLU(), nn.Linear(64, 3))
+
+        def forward(self, x):
+            return {"logits": self.net(x)}
+
+    torch.manual_seed(0)
+    data = torch.randn(40, 12), torch.arange(40) % 3
+    result = audit(Wrapped(), data, client=Client(4), attacks=["passive"], batches=1)
+    left = {d.name: d.recall[EXACT] for d in result.defences}
+    assert left["none"] == 1
+    assert left["private step, 72 bits"] == 0
+    assert "qbi.Private" in result.advice[0]

@@ -53,6 +53,7 @@ def run(code, tmp_path):
     )
 
 
+@pytest.mark.long
 @pytest.mark.serial
 @pytest.mark.skipif(missing("transformers"), reason="transformers is not installed; `make zoo` fetches it")
 def test_a_saved_model_of_transformers_is_audited_with_its_weights(tmp_path):
@@ -70,6 +71,7 @@ assert all(torch.equal(v, saved[n]) for n, v in load_model("hf:./bert", {}).stat
     assert found["accounts"]["bert.embeddings.word_embeddings.weight"] == "leaks"
 
 
+@pytest.mark.long
 @pytest.mark.serial
 @pytest.mark.skipif(missing("transformers"), reason="transformers is not installed; `make zoo` fetches it")
 def test_pickled_weights_and_classes_from_elsewhere_are_refused(tmp_path):
@@ -94,6 +96,7 @@ command("audit", "hf:./bert")
     assert "asks for the class MyOwnModel" in done.stderr
 
 
+@pytest.mark.long
 @pytest.mark.serial
 @pytest.mark.skipif(missing("timm"), reason="timm is not installed; `make zoo` fetches it")
 def test_a_model_of_timm_by_name_and_from_a_folder(tmp_path):
@@ -112,6 +115,7 @@ command("audit", "timm:./net", "--size", "32", *{QUICK})
     assert found["model"]["parameters"] > 0
 
 
+@pytest.mark.long
 @pytest.mark.serial
 @pytest.mark.skipif(missing("timm"), reason="timm is not installed; `make zoo` fetches it")
 def test_what_timm_cannot_make_is_said_in_a_sentence(tmp_path):

@@ -266,7 +266,9 @@ def by_hand(model, x, y, others_of_the_kind):
     return best
 
 
-@pytest.mark.parametrize("name", ZOO)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.long] if number % 3 else []) for number, name in enumerate(ZOO)]
+)
 @pytest.mark.filterwarnings("ignore")
 def test_verdicts_hold_against_an_attack_by_hand(name):
     """A negative verdict must survive an attack written without this package; a positive one comes with what was read."""

@@ -241,6 +241,7 @@ def test_imprint_passes_aggp_at_large_batches_and_not_our_rule(cifar):
     assert ours == 0
 
 
+@pytest.mark.long
 def test_mirrored_rows_pass_aggp_and_not_row_noise(cifar):
     """(w, b) fires for one sample, (−w, −b) for all others: no row with few samples, and yet the one is read."""
     setting = Setting(neurons=200, batches=2)

@@ -98,6 +98,7 @@ def test_senseless_settings_are_refused(call, message):
         call(update)
 
 
+@pytest.mark.long
 def test_every_scenario_of_the_table(cifar):
     found = federation_cell(Cell("federation", 200, 20, 0), cifar)
     assert list(found) == [s.name for s in SCENARIOS]

@@ -51,6 +51,7 @@ def test_qbi_in_law(cifar):
     assert differ(real, wrong) < REJECT
 
 
+@pytest.mark.long
 def test_qbi_in_law_on_imagenet(imagenet):
     x, neurons, layers = normalised(imagenet, slice(0, 60)).flatten(1), 100, 40
     real = direct(QBI(60), x, neurons, layers, "imagenet")

@@ -104,12 +104,14 @@ def test_a_leaking_model_fails_and_is_commented_on(runner, tmp_path):
     assert (tmp_path / "pip_said").read_text().splitlines()[-1] == str(ROOT)
 
 
+@pytest.mark.long
 def test_below_the_threshold_it_passes_and_a_refused_comment_is_a_warning(runner, tmp_path):
     codes = runner(model="nets.py:Leaky", batch_size="4", options=FAST, fail_above="1", gh_code=1)
     assert set(codes.values()) == {0}
     assert "::warning::" in (tmp_path / "Comment.said").read_text()
 
 
+@pytest.mark.long
 def test_what_was_not_tested_fails_unless_it_may(runner):
     more = {"model": "nets.py:Scaled", "batch_size": "4", "options": FAST, "event": "push"}
     assert runner(**more) == {"Install": 0, "Audit": 0, "Judge": 3}

@@ -112,12 +112,14 @@ def run(script, tmp_path):
     assert done.stdout.endswith("done\n")
 
 
+@pytest.mark.long
 @pytest.mark.serial
 @pytest.mark.skipif(missing("transformers"), reason="transformers is not installed; `make zoo` fetches it")
 def test_the_trainer_of_transformers_audits_first_and_trains_as_before(tmp_path):
     run(TRAINER, tmp_path)
 
 
+@pytest.mark.long
 @pytest.mark.serial
 @pytest.mark.skipif(find_spec("lightning") is None, reason="lightning is not installed")
 def test_lightnings_trainer_audits_first_and_trains_as_before(tmp_path):

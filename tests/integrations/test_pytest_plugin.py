@@ -47,6 +47,7 @@ def test_a_model_that_leaks_fails_with_the_verdict_and_is_in_the_junit_file(run,
     assert 'name="qbi_share" value="1.0"' in (pytester.path / "found.xml").read_text()
 
 
+@pytest.mark.long
 def test_the_command_line_sets_the_share_and_a_call_overrules_it(run):
     run(LEAKS, "--qbi-fail-above", "1").assert_outcomes(passed=1)
     strict = LEAKS.replace("**OPTIONS)\n", "fail_above=0.5, **OPTIONS)\n")
@@ -62,6 +63,7 @@ def test_a_share_that_is_none_is_refused(run):
     done.stdout.fnmatch_lines(["*fail_above: 2 is no share*"])
 
 
+@pytest.mark.long
 def test_what_was_not_tested_does_not_pass_unless_it_may(run):
     suite = (
         SUITE

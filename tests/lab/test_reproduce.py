@@ -34,6 +34,7 @@ def uninterrupted(tmp_path_factory):
     return rows(folder / "r")
 
 
+@pytest.mark.long
 @pytest.mark.serial
 def test_killed_ten_times_it_ends_with_the_same_results(tmp_path, uninterrupted):
     command = [sys.executable, "-c", "from qbi.cli import main; main()", *ITEM, "--jobs", "2", "--out", "r"]
@@ -73,6 +74,7 @@ def test_a_ray_cluster_gives_the_same_to_the_bit(tmp_path, uninterrupted):
     assert rows(tmp_path / "r") == uninterrupted
 
 
+@pytest.mark.long
 @pytest.mark.serial
 def test_the_cells_of_a_lost_ray_worker_are_retried(tmp_path, uninterrupted):
     pytest.importorskip("ray", reason="the ray extra is not installed")

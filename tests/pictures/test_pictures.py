@@ -43,6 +43,7 @@ def share(pictures, truth):
     return float(((pictures - truth).square().flatten(1).mean(1) <= RECOGNISABLE.largest_error(1.0)).double().mean())
 
 
+@pytest.mark.long
 def test_features_become_pictures(learned, images):
     prefix, decoder = learned
     held = images[380:]
@@ -52,6 +53,7 @@ def test_features_become_pictures(learned, images):
     assert made.max() <= 1
 
 
+@pytest.mark.long
 def test_what_tells_nothing_shows_nothing(learned, images):
     """The mean feature, another sample's features, a decoder for other layers."""
     prefix, decoder = learned
@@ -114,6 +116,7 @@ def test_batch_norms_and_positions_are_refused():
         Prefix(positions, "1")(torch.rand(2, 3, SIDE, SIDE))
 
 
+@pytest.mark.long
 def test_an_audit_shows_pictures_of_an_honest_batch(images, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(decode, "QUICK", (700, 16))

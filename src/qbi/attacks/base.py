@@ -40,6 +40,8 @@ class Knowledge:
     """What a server knows when it prepares an attack: the layer, the batch it expects, samples of the domain.
 
     `auxiliary` are samples as they arrive at the layer, in the attack's domain. `settings` are the user's wishes by name.
+
+    >>> known = Knowledge(batch_size=20, neurons=200, features=3072, settings={"scale": 0.97})
     """
 
     batch_size: int
@@ -76,6 +78,9 @@ class Reading:
     """What a server knows when it reads an update, beside the model it sent.
 
     `rounding` is the relative error of the gradients (their own type's if not given); `loss` is the client's loss on a batch.
+
+    >>> Reading(rounding=2.0**-8, targets="numbers").targets
+    'numbers'
     """
 
     rounding: float | None = None
@@ -128,7 +133,14 @@ class Carried:
 
 @dataclass(frozen=True)
 class Mounted(Carried):
-    """A model with an attack in it."""
+    """A model with an attack in it.
+
+    >>> import qbi
+    >>> model = nn.Sequential(nn.Linear(60, 50), nn.ReLU(), nn.Linear(50, 3))
+    >>> mounted = qbi.mount(model, qbi.QBI(batch_size=4), torch.randn(2, 60), torch.Generator())
+    >>> mounted.layer, mounted.attack.name
+    ('0', 'QBI')
+    """
 
     attack: "Attack" = field(kw_only=True)
 
@@ -150,6 +162,10 @@ class Attack(ABC):
     """One attack. Its rows are float32 on the generator's device; the same generator state gives the same rows.
 
     To add one: subclass it in a file of its own, and put it into the registry.
+
+    >>> from qbi.attacks import ATTACKS
+    >>> all(issubclass(known, Attack) for known in ATTACKS.values())
+    True
     """
 
     key: ClassVar[str]

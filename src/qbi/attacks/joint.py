@@ -54,7 +54,7 @@ def read_whole(sent: Carried, update: Update, how: Reading, *, unmixing: bool = 
             sent.target.weight.detach(),
             _bias_of(sent),
             rounding=how.rounding,
-            most_samples=update.batch_size,
+            most_samples=update.samples,
         )
     except CannotRead:
         return single
@@ -93,7 +93,8 @@ def formed(system: System, coefficients: Tensor, gradient: Tensor) -> Tensor:
 
 def _decode(system: System, sent: Carried, update: Update, how: Reading, gradient: Tensor, *, unmixing: bool) -> _Read:
     tail: ByLabel | ByNumber | None = None
-    outputs, size = 1, update.batch_size
+    # Backprops of later steps are those of weights that the server does not have: nothing is proven of them.
+    outputs, size = 1, update.batch_size if update.steps == 1 else None
     try:
         tail, outputs = tail_for(sent, update, how, system)
         found = cascade(system, tail, outputs)
@@ -116,7 +117,7 @@ def _unmixed(
     found: Recovered,
     sent: Carried,
     gradient: Tensor,
-    size: int,
+    size: int | None,
     seed: int,
 ) -> _Read:
     """What the layer's own rectifier gives beside what is known."""
@@ -135,11 +136,12 @@ def _unmixed(
     return read if unmixed.complete else _with_unproven(system, read, unmixed.estimates @ system.basis.T / system.sizes)
 
 
-def _read_of(system: System, tail: ByLabel | ByNumber | None, found: Recovered, size: int) -> _Read:
+def _read_of(system: System, tail: ByLabel | ByNumber | None, found: Recovered, size: int | None) -> _Read:
     """Samples as they are reported, each with its error and whether it is proven."""
     noise = expected_noise(system, found)
     error = (found.coefficients.square() @ noise.square()).sqrt()
-    return _Read(found.coefficients, certify(system, tail, found, size), found.labels, found.rows, error)
+    proven = certify(system, tail if size is not None else None, found, size or 0)
+    return _Read(found.coefficients, proven, found.labels, found.rows, error)
 
 
 def _together(
@@ -148,7 +150,7 @@ def _together(
     found: Recovered,
     coefficients: Tensor,
     backprops: Tensor,
-    size: int,
+    size: int | None,
     *,
     complete: bool,
 ) -> _Read:

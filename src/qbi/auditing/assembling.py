@@ -20,7 +20,9 @@ from qbi.auditing.finding import BESIDE, Untested
 from qbi.auditing.forecast import forecast
 from qbi.auditing.gallery import make_gallery
 from qbi.auditing.leftovers import MOST_PARTS
+from qbi.auditing.match import QUICK, MatchedBatch, matched
 from qbi.auditing.outcomes import DefenceOutcome, Gallery, SideReading
+from qbi.auditing.patches import found_patches
 from qbi.auditing.remedies import advise, defended
 from qbi.auditing.result import AuditResult
 from qbi.auditing.sentences import FoundSentences, found_sentences, undecided
@@ -44,6 +46,7 @@ class Asked:
     at: Threshold
     defences: bool
     decode: bool | None
+    match: bool | None
     origins: Mapping[str, tuple[str, ...]]
     started: float
 
@@ -62,8 +65,11 @@ def assemble(
     outcomes = tuple(a.outcome for a in attempts)
     worst = max(outcomes, key=lambda o: o.badness(asked.at), default=None)
     say("predicting other settings")
-    curve = None if strongest is None else _unless_it_fails(lambda: forecast(campaign, strongest), None)
-    after = _defended(campaign, attempts, asked, say)
+    failed: list[str] = []
+    curve = None if strongest is None else _unless_it_fails(lambda: forecast(campaign, strongest), None, failed)
+    after = _defended(campaign, attempts, asked, say, failed)
+    pictures = _unless_it_fails(lambda: decoded(campaign, attempts, asked=asked.decode, say=say), None, failed)
+    joined = _unless_it_fails(lambda: found_patches(campaign, say), None, failed)
     points = budget_points(samples, campaign.seed)
     aside, left = _side_information(campaign, seen)
     missing = [*untested, *left]
@@ -98,9 +104,12 @@ def assemble(
         curve=curve,
         budgets=points,
         advice=advise(worst, after, curve, client, findings, points),
-        doubts=find_doubts(findings, judged, missing, trials, traced, samples, client, campaign.batches),
+        doubts=find_doubts(findings, judged, missing, trials, traced, samples, client, campaign.batches)
+        + _lost(failed),
         gallery=Gallery() if strongest is None else make_gallery(strongest.trials[0], strongest.mounted, samples),
-        decoded=_unless_it_fails(lambda: decoded(campaign, attempts, asked=asked.decode, say=say), None),
+        decoded=pictures,
+        matched=_matched(campaign, attempts, asked, say),
+        patches=joined,
         sentences=_sentences(campaign, say),
         trained=seen.uses.trained,
         parts={s.weight: min(s.groups, MOST_PARTS) for s in seen.uses.sites if s.groups > 1},
@@ -114,7 +123,7 @@ def assemble(
 
 
 def _defended(
-    campaign: Campaign, attempts: Sequence[Attempt], asked: Asked, say: Progress
+    campaign: Campaign, attempts: Sequence[Attempt], asked: Asked, say: Progress, failed: list[str]
 ) -> tuple[DefenceOutcome, ...]:
     """Defences against what reads most, crafted and not; against the strongest crafted model where nothing reads."""
     say("trying defences")
@@ -124,7 +133,7 @@ def _defended(
     none: tuple[DefenceOutcome, ...] = ()
     if not judges or not asked.defences or campaign.client.local_steps:
         return none
-    return _unless_it_fails(lambda: defended(campaign, judges), none)
+    return _unless_it_fails(lambda: defended(campaign, judges), none, failed)
 
 
 def _side_information(campaign: Campaign, seen: Survey) -> tuple[tuple[SideReading, ...], list[Untested]]:
@@ -144,6 +153,13 @@ def _sentences(campaign: Campaign, say: Progress) -> FoundSentences | None:
     return _unless_it_fails(lambda: found_sentences(campaign, say), failed)
 
 
+def _matched(campaign: Campaign, attempts: Sequence[Attempt], asked: Asked, say: Progress) -> MatchedBatch | None:
+    """Gradient matching; one that fails was not tried, and is not silence."""
+    failed: list[str] = []
+    found = _unless_it_fails(lambda: matched(campaign, attempts, asked=asked.match, say=say), None, failed)
+    return MatchedBatch(False, f"it failed on this model ({failed[0]}).", QUICK) if failed else found
+
+
 def _unless_it_fails(work: Callable[[], T], otherwise: T, failed: list[str] | None = None) -> T:
     """What is told beside the verdict; a model that fails on some batch does not end an audit."""
     try:
@@ -156,6 +172,10 @@ def _unless_it_fails(work: Callable[[], T], otherwise: T, failed: list[str] | No
         if failed is not None:
             failed.append(said)
         return otherwise
+
+
+def _lost(failed: Sequence[str]) -> tuple[str, ...]:
+    return tuple(f"A part of the audit failed on this model and is left out ({said})." for said in failed)
 
 
 def _most(attempts: Sequence[Attempt], at: Threshold, *, crafted: bool) -> Attempt | None:

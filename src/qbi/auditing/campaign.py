@@ -77,7 +77,7 @@ class Campaign(Domain):
 
     def _as_it_is(self, attack: type[Attack], finding: Finding) -> Mounted:
         target = finding.target
-        prepared = attack.prepare(Knowledge(self.client.batch_size, target.neurons, target.width, seed=self.seed))
+        prepared = attack.prepare(Knowledge(self.client.samples, target.neurons, target.width, seed=self.seed))
         if not finding.followed or not target.has_bias:
             assert finding.carrier is not None
             return with_attack(
@@ -125,7 +125,7 @@ class Campaign(Domain):
         carried = self.settled(finding.carried)
         carried = carried.placed_for(attack.domain, self.arrivals(carried, source, some))
         blank = Knowledge(
-            self.client.batch_size * carried.carrier.tokens,
+            self.client.samples * carried.carrier.tokens,
             finding.target.neurons,
             carried.carrier.features,
             settings=self.settings,
@@ -203,7 +203,7 @@ class Campaign(Domain):
             measured=Leakage.mean([t.measured for t in trials]),
             recovered={t: mean_interval([trial.recoveries[t].recall for trial in trials]) for t in THRESHOLDS},
             predicted=self._predicted(mounted, trials[0]),
-            limit=attack.limit(neurons, self.client.batch_size * tokens),
+            limit=attack.limit(neurons, self.client.samples * tokens),
             gain=gain,
             gains=gains or {},
             recovered_samples=tuple(tuple(t.recoveries[EXACT].recovered.nonzero()[:, 0].tolist()) for t in trials),
@@ -217,7 +217,7 @@ class Campaign(Domain):
     def _predicted(self, mounted: Mounted, trial: Trial) -> Leakage | None:
         """What the attack's law expects on the very features that reached the layer."""
         attack = mounted.attack
-        seen = trial.arrived[: self.client.batch_size * mounted.carrier.tokens].to(self.device)
+        seen = trial.arrived[: self.client.samples * mounted.carrier.tokens].to(self.device)
         if not attack.has_law or len(seen) > MOST_PREDICTED:
             return None
         draws = generator(self.seed, "predict", device=self.device)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from qbi.auditing.campaign import Attempt, Campaign
+from qbi.auditing.pixels import pixel_range
 from qbi.carrier import flat
 from qbi.errors import CannotRead
 from qbi.metrics import FAITHFUL, THRESHOLDS, Threshold, match
@@ -98,7 +99,7 @@ def _judged(
 ) -> DecodedPictures:
     samples = campaign.samples
     assert samples.images is not None
-    low, high = (part.to(public) for part in _range(campaign))
+    low, high = (part.to(public) for part in pixel_range(samples))
     known = features_of(prefix, public)
     found: dict[str, list[Mapping[Threshold, float]]] = {"made": [], "mean": [], "nearest": []}
     shares: list[float] = []
@@ -140,14 +141,3 @@ def _shares(read: Tensor, truth: Tensor) -> dict[Threshold, float]:
     """Shares of samples that stand among the pictures, each picture for one sample at the most."""
     found = match(read, truth)
     return {t: float(found[t].recovered.double().mean()) for t in THRESHOLDS}
-
-
-def _range(campaign: Campaign) -> tuple[Tensor, Tensor]:
-    """Black and white, as the model takes them."""
-    samples = campaign.samples
-    assert samples.images is not None
-    black, white = torch.zeros(1, 1, 1, 1), torch.ones(1, 1, 1, 1)
-    if samples.raw:
-        return black, white
-    mean, std = (torch.tensor(v).view(1, -1, 1, 1) for v in (samples.images.mean, samples.images.std))
-    return (black - mean) / std, (white - mean) / std

@@ -6,12 +6,13 @@ from typing import Any
 from qbi.auditing.client import Client
 from qbi.auditing.decode import DecodedPictures
 from qbi.auditing.finding import Finding
+from qbi.auditing.match import MatchedBatch
 from qbi.auditing.outcomes import AttackOutcome, DefenceOutcome, LayerOutcome
+from qbi.auditing.patches import FoundPatches
 from qbi.auditing.result import AuditResult
 from qbi.auditing.sentences import FoundSentences
 from qbi.metrics import THRESHOLDS, Threshold
-
-SCHEMA = "qbi-audit/4"
+from qbi.report.saved import SCHEMA
 
 
 def to_document(result: AuditResult) -> dict[str, Any]:
@@ -65,6 +66,8 @@ def to_document(result: AuditResult) -> dict[str, Any]:
         "advice": list(result.advice),
         "doubts": list(result.doubts),
         "decoded": None if result.decoded is None else _decoded(result.decoded),
+        "matched": None if result.matched is None else _matched(result.matched, result.threshold),
+        "patches": None if result.patches is None else _patches(result.patches, result.threshold),
         "sentences": None if result.sentences is None else _sentences(result.sentences),
         "batches": result.batches,
         "seed": result.seed,
@@ -82,6 +85,43 @@ def _decoded(found: DecodedPictures) -> dict[str, Any]:
         "recovered": {t.key: v for t, v in found.recovered.items()},
         "guessed": {t.key: v for t, v in found.guessed.items()},
         "nearest": {t.key: v for t, v in found.nearest.items()},
+        "seconds": round(found.seconds, 3),
+    }
+
+
+def _matched(found: MatchedBatch, threshold: Threshold) -> dict[str, Any]:
+    return {
+        "tried": found.tried,
+        "reason": found.reason,
+        "steps": found.effort.steps,
+        "restarts": found.effort.restarts,
+        "labels_certain": found.certain,
+        "distance": None if found.distance is None else _number(found.distance, largest=2.0),
+        "share": found.share_at(threshold),
+        "recovered": {t.key: v for t, v in found.recovered.items()},
+        "guessed": {t.key: v for t, v in found.guessed.items()},
+        "beyond": {t.key: v for t, v in found.beyond.items()},
+        "announced_seconds": None if found.announced is None else round(found.announced, 3),
+        "seconds": round(found.seconds, 3),
+    }
+
+
+def _patches(found: FoundPatches, threshold: Threshold) -> dict[str, Any]:
+    return {
+        "layer": found.layer,
+        "positions": found.positions,
+        "patches": found.patches,
+        "width": found.width,
+        "reason": found.reason,
+        "rest": found.rest,
+        "share": found.share_at(threshold),
+        "honest": {t.key: v for t, v in found.honest.items()},
+        "first_alone": {t.key: v for t, v in found.first_alone.items()},
+        "updates": found.updates,
+        "proven": found.proven,
+        "one_update": {t.key: v for t, v in found.one_update.items()},
+        "all_updates": {t.key: v for t, v in found.all_updates.items()},
+        "guessed": {t.key: v for t, v in found.guessed.items()},
         "seconds": round(found.seconds, 3),
     }
 
@@ -179,6 +219,6 @@ def _defence(outcome: DefenceOutcome) -> dict[str, Any]:
     }
 
 
-def _number(value: float) -> float | None:
-    """JSON has no NaN: a single batch has no interval."""
-    return value if value == value else None
+def _number(value: float, largest: float = float("inf")) -> float | None:
+    """JSON has no NaN and no infinity: a single batch has no interval, a descent may end nowhere."""
+    return value if value == value and value <= largest else None

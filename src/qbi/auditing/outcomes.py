@@ -13,6 +13,15 @@ CLEARLY = 0.1
 """By how much a loose match must be more frequent than by guessing."""
 
 
+def beats_a_guess(guessed: Mapping[Threshold, float], beyond: Mapping[Threshold, float], wanted: Threshold) -> bool:
+    """Whether something is read that well, or better, and a guess would miss it: anything where a match is close, clearly much else."""
+    for threshold in THRESHOLDS[: THRESHOLDS.index(wanted) + 1]:
+        sharp = threshold in (EXACT, FAITHFUL) or guessed.get(threshold, 0.0) == 0
+        if beyond.get(threshold, 0.0) > (0.0 if sharp else CLEARLY):
+            return True
+    return False
+
+
 @dataclass(frozen=True)
 class AttackOutcome:
     """One attack on one layer, over all batches."""
@@ -57,11 +66,7 @@ class AttackOutcome:
 
     def reads_at(self, wanted: Threshold) -> bool:
         """Whether something is read that well, or better, and a guess would miss it: anything where a match is close, clearly much else."""
-        for threshold in THRESHOLDS[: THRESHOLDS.index(wanted) + 1]:
-            sharp = threshold in (EXACT, FAITHFUL) or self.guessed.get(threshold, 0.0) == 0
-            if self.beyond.get(threshold, 0.0) > (0.0 if sharp else CLEARLY):
-                return True
-        return False
+        return beats_a_guess(self.guessed, self.beyond, wanted)
 
     def badness(self, wanted: Threshold) -> tuple[float, float, bool, bool, float]:
         """The one order of outcomes: what is read at a threshold, what exactly, whole samples first, then servers that change nothing."""

@@ -9,15 +9,25 @@ from qbi.auditing.bounds import BoundPoint
 from qbi.auditing.client import Client
 from qbi.auditing.decode import DecodedPictures
 from qbi.auditing.finding import BESIDE, Finding, Untested
+from qbi.auditing.match import MatchedBatch
 from qbi.auditing.negative import why_not_tested
 from qbi.auditing.outcomes import AttackOutcome, Curve, DefenceOutcome, Gallery, LayerOutcome, SideReading, Status
+from qbi.auditing.patches import FoundPatches
 from qbi.auditing.sentences import FoundSentences
 from qbi.metrics import Threshold
 
 
 @dataclass(frozen=True)
 class AuditResult:
-    """The whole audit."""
+    """The whole audit.
+
+    >>> import qbi, torch
+    >>> x, y = torch.randn(24, 30, generator=torch.Generator().manual_seed(0)), torch.arange(24) % 3
+    >>> model = torch.nn.Sequential(torch.nn.Linear(30, 40), torch.nn.ReLU(), torch.nn.Linear(40, 3))
+    >>> result = qbi.audit(model, (x, y), attacks=["qbi"], client=qbi.Client(batch_size=4), defences=False)
+    >>> result.accounts["0.weight"], result.recall > 0.3
+    ('leaks', True)
+    """
 
     model: str
     parameters: int
@@ -43,6 +53,10 @@ class AuditResult:
     gallery: Gallery
     decoded: DecodedPictures | None
     """Pictures that were made of features, where that was tried."""
+    matched: MatchedBatch | None
+    """What gradient matching made of a batch, or why it was not tried; none where it was not wanted."""
+    patches: FoundPatches | None
+    """Images put together of patches, where the model cuts them."""
     sentences: FoundSentences | None
     """Sentences of token ids, where the model takes those."""
     trained: tuple[str, ...]
@@ -73,6 +87,7 @@ class AuditResult:
     def share(self) -> float:
         """What the strongest attack reads at the audit's threshold, or what else leaves a layer: what a gate goes by."""
         told = [self.sentences.words] if self.sentences is not None and self.sentences.says_more else []
+        told += [found.share_at(self.threshold) for found in (self.matched, self.patches) if found is not None]
         return max([o.share for o in self.outcomes] + [s.share for s in self.tokens] + told, default=0.0)
 
     @property
@@ -124,7 +139,8 @@ class AuditResult:
     def status(self) -> Status:
         """Of the model: it leaks if a layer does; nothing was read only where every trained parameter was tested."""
         states = set(self.accounts.values())
-        if "leaks" in states or self.tokens or (self.sentences is not None and self.sentences.says_more):
+        beside = [found.says_more for found in (self.sentences, self.matched, self.patches) if found is not None]
+        if "leaks" in states or self.tokens or any(beside):
             return "leaks"
         looked = not any(u.attack == BESIDE for u in self.untested)
         # A model of token ids whose sentences were not decided was not tested, whatever its layers say.

@@ -15,6 +15,7 @@ from qbi.auditing.campaign import Campaign
 from qbi.auditing.client import Client
 from qbi.auditing.domain import is_heavy, operations_of
 from qbi.auditing.losses import OWN, check_value, choose_loss
+from qbi.auditing.match import refuse_match
 from qbi.auditing.merged_weights import plain
 from qbi.auditing.result import AuditResult
 from qbi.auditing.samples import Data, Samples, as_samples, with_targets
@@ -42,6 +43,7 @@ def audit(
     auxiliary: Data | None = None,
     defences: bool = True,
     decode: bool | None = False,
+    match: bool | None = False,
     settings: Mapping[str, float] | None = None,
     at: Threshold = RECOGNISABLE,
     name: str | None = None,
@@ -62,6 +64,7 @@ def audit(
         auxiliary: samples of the domain for attacks that tune their rows; without it, samples of `data` that are in no batch.
         defences: whether to try defences on the strongest attack.
         decode: whether to learn a decoder from features to images, where features are read; None: where that takes less than a minute.
+        match: whether to match gradients on the first batch (images only); None: where nothing was read and that takes less than a minute.
         at: how well a sample must be read to count for `share`, verdict and gates.
         settings: wishes for single attacks, such as `{"trap_scale": 0.97}`.
         name, seed, device: what the report calls the model; same seed, same result; where to compute.
@@ -83,6 +86,8 @@ def audit(
         raise BadValue(f"audit: {batches} batches; at least one is needed.")
     samples = as_samples(data) if loss != OWN else with_targets(as_samples(data))
     _check_data(samples, client)
+    if match:
+        refuse_match(samples, client)
     written = plain(model)
     sent = written.model.to(device).train()
     sent = by_name(sent, samples.names) if samples.names else by_place(sent)
@@ -111,7 +116,7 @@ def audit(
         operations,
         in_outline(traced),
     )
-    asked = Asked(name or type(model).__name__, loss_name, at, defences, decode, written.origins, started)
+    asked = Asked(name or type(model).__name__, loss_name, at, defences, decode, match, written.origins, started)
     with fitting_threads(campaign.operations * client.samples):
         attempts, untested = all_attempts(campaign, wanted, seen.findings, layers, say)
         result = assemble(campaign, seen, attempts, [*seen.untested, *untested], asked, say)

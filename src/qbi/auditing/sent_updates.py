@@ -1,19 +1,19 @@
 """Updates of the client, before anything is done to them: each batch is answered once for every model that is sent."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from weakref import ReferenceType, ref
 
 import torch
 from torch import Tensor, nn
 
-from qbi.auditing.client import Client
+from qbi.auditing.client import Client, Precision
 from qbi.auditing.samples import Samples
 from qbi.auditing.shortcut import FAILURES, Shortcuts
 from qbi.errors import BadValue, CannotRead, DataError
 from qbi.exposure import Exposure, Observation, observe
-from qbi.federation.client import Loss
+from qbi.federation.client import Loss, client_step
 from qbi.federation.exposed import ClientStep, exposed_step
 from qbi.federation.local import local_update
 from qbi.randomness import generator
@@ -82,6 +82,14 @@ class SentUpdates:
         step = self._honest_step(number)
         return None if step is None else step.update
 
+    def whole(self, number: int) -> Update:
+        """The whole update of the honest model as it arrives, in the client's precision."""
+        update = self.of_the_model_as_it_is(number)
+        if update is None:
+            _, inputs, targets = self.batch(number)
+            update = client_step(self.honest, inputs, targets, loss=self.loss, seed=self.seed + number)
+        return rounded(update, self.client.precision)
+
     def _weights(self, model: nn.Module) -> bytes:
         return blake2b(b"".join(self.shortcuts.digest(p) for p in model.parameters()), digest_size=16).digest()
 
@@ -118,6 +126,14 @@ class SentUpdates:
             except (BadValue, CannotRead, *FAILURES):
                 self._steps[number] = None
         return self._steps[number]
+
+
+def rounded(update: Update, precision: Precision) -> Update:
+    """As it arrives: in the precision in which it is sent."""
+    if precision == "float32":
+        return update
+    kind = {"bfloat16": torch.bfloat16, "float16": torch.float16}[precision]
+    return replace(update, gradients={n: g.to(kind).to(g.dtype) for n, g in update.gradients.items()})
 
 
 def _size(sent: SentUpdate) -> int:

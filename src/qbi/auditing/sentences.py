@@ -11,7 +11,6 @@ from qbi.auditing.samples import Samples
 from qbi.auditing.trial import ROUNDINGS
 from qbi.calling import as_client, hooked
 from qbi.errors import CannotRead
-from qbi.federation import client_step
 from qbi.sentences import ReadSentences, SentenceScores, read_sentences, score
 from qbi.sentences.arrivals import Feed
 from qbi.sentences.span import ROUNDING
@@ -63,7 +62,7 @@ def found_sentences(campaign: Campaign, say: Callable[[str], None]) -> FoundSent
     ids = samples.inputs[0]
     if client.local_steps or ids.is_floating_point() or ids.dim() != 2 or ids.shape[1] < 2:
         return None
-    chosen, inputs, targets = campaign.updates.batch(0)
+    chosen, inputs, _ = campaign.updates.batch(0)
     table = _table(campaign.model, inputs)
     if table is None:
         return None
@@ -73,13 +72,9 @@ def found_sentences(campaign: Campaign, say: Callable[[str], None]) -> FoundSent
     say("reading sentences")
     try:
         feed = _feed(samples, campaign.device)
-        update = campaign.updates.of_the_model_as_it_is(0)
-        update = update or client_step(campaign.model, inputs, targets, loss=campaign.loss, seed=campaign.seed)
-        kind = {"bfloat16": torch.bfloat16, "float16": torch.float16}.get(client.precision)
-        sent = {n: g if kind is None else g.to(kind).to(g.dtype) for n, g in update.gradients.items()}
         read = read_sentences(
             campaign.model,
-            sent,
+            campaign.updates.whole(0).gradients,
             vocabulary=table.num_embeddings,
             length=positions,
             batch_size=client.batch_size,

@@ -11,7 +11,7 @@ from qbi.auditing.finding import Finding
 from qbi.auditing.outcomes import SideReading
 from qbi.calling import as_client, hooked
 from qbi.errors import BadValue, CannotRead
-from qbi.extraction.labels import label_counts, shared
+from qbi.extraction.labels import classifier, label_counts, shared
 from qbi.extraction.tokens import tokens_moved, tokens_spanned
 from qbi.federation import client_step
 from qbi.records import Update
@@ -52,10 +52,10 @@ def _update(campaign: Campaign, inputs: tuple[Tensor, ...], targets: Tensor, fin
 def _labels(campaign: Campaign, update: Update, targets: Tensor) -> Iterator[SideReading]:
     if targets.is_floating_point() or targets.dim() != 1 or len(campaign.samples.targets.unique()) < 2:
         return
-    linear = [(n, m) for n, m in campaign.model.named_modules() if isinstance(m, nn.Linear) and m.bias is not None]
-    if not linear or f"{linear[-1][0]}.bias" not in update.gradients:
+    last = classifier(campaign.model)
+    if last is None or f"{last[0]}.bias" not in update.gradients:
         return
-    name, head = linear[-1]
+    name, head = last
     if head.out_features < 2 or int(targets.max()) >= head.out_features:
         return
     counts = label_counts(update.gradients[f"{name}.bias"].cpu(), len(targets))

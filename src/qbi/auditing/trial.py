@@ -1,7 +1,7 @@
 """One update of the client, a real step on a real batch, and what a server reads of it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from qbi.attacks import Mounted, Reading
 from qbi.auditing.client import Client, Precision
 from qbi.auditing.samples import Samples
-from qbi.auditing.sent_updates import SentUpdate
+from qbi.auditing.sent_updates import SentUpdate, rounded
 from qbi.auditing.spaces import in_sample_space, read_in_space, truth_of
 from qbi.carrier import flat
 from qbi.defences import Defence
@@ -20,7 +20,7 @@ from qbi.federation.client import Loss
 from qbi.federation.local import without_decay
 from qbi.metrics import THRESHOLDS, Guess, Recoveries, match
 from qbi.randomness import generator
-from qbi.records import Leakage, Update
+from qbi.records import Leakage
 
 ROUNDINGS: Mapping[Precision, float | None] = {"float32": None, "bfloat16": 2.0**-9, "float16": 2.0**-12}
 """The relative error of what is sent, where it is not that of its type."""
@@ -73,7 +73,7 @@ def read_update(
 ) -> Trial:
     """What a server reads of an update, with a defence of the client's if there is one."""
     step = sent.step if defence is None else defence.apply(sent.step, generator(seed, "defence", defence.name))
-    update = _rounded(step.update, client.precision)
+    update = rounded(step.update, client.precision)
     if client.local_steps:
         update = without_decay(update, mounted.model, client.training, client.local_steps * client.training.epochs)
     targets: Literal["classes", "numbers"] = "numbers" if samples.targets.is_floating_point() else "classes"
@@ -126,10 +126,3 @@ def _units(truth: Tensor, samples: Samples, source: int, *, exact: bool) -> tupl
     whole = flat(samples.inputs[source]).float().cpu() if exact else truth.float()
     spread = whole.std(0) if len(whole) > 1 else torch.zeros(whole.shape[1])
     return torch.maximum(spread, FINEST * whole.abs().amax(0)).clamp_min(1e-30).to(truth), SPAN
-
-
-def _rounded(update: Update, precision: Precision) -> Update:
-    if precision == "float32":
-        return update
-    kind = {"bfloat16": torch.bfloat16, "float16": torch.float16}[precision]
-    return replace(update, gradients={n: g.to(kind).to(g.dtype) for n, g in update.gradients.items()})

@@ -14,13 +14,16 @@ def verdict(result: "AuditResult") -> str:
     """What a server reads, or what was tried in vain, or what was not tested."""
     worst = result.worst
     if worst is not None and worst.reads:
-        return _reads(worst, result) + _pictures(result) + _sentences(result)
+        return _reads(worst, result) + _pictures(result) + _sentences(result) + _patches(result) + _matching(result)
     if result.status == "leaks":
-        return (_side_information(result) if result.tokens else "") + _sentences(result)
+        beside = (_side_information(result) if result.tokens else "") + _sentences(result)
+        return (beside + _patches(result) + _matching(result)).strip()
     if result.status == "not tested":
-        return _not_tested(result)
+        return _not_tested(result) + _matching(result)
     tried = ", ".join(dict.fromkeys(a.attack for a in result.attacks))
-    return f"No attack that was tried recovered anything ({tried}). " + (result.doubts[0] if result.doubts else "")
+    return f"No attack that was tried recovered anything ({tried}).{_matching(result)} " + (
+        result.doubts[0] if result.doubts else ""
+    )
 
 
 NOUNS = {"images": "images", "text": "texts"}
@@ -68,6 +71,36 @@ def _sentences(result: "AuditResult") -> str:
         f" An honest-but-curious server can recover {percent(found.exact)} % of the sequences exactly and "
         f"{percent(found.words)} % of the tokens in their place (ROUGE-1 {found.rouge_1:.2f}, ROUGE-2 {found.rouge_2:.2f}; "
         f"span test, layer {found.layers[0]})."
+    )
+
+
+def _patches(result: "AuditResult") -> str:
+    """Images put together of the patches of a vision transformer."""
+    found = result.patches
+    if found is None or not found.says_more:
+        return ""
+    server = "An honest-but-curious server" if any(found.honest.values()) else "A malicious server"
+    threshold = next(t for t in THRESHOLDS if found.share_at(t) > 0)
+    return (
+        f" {server} can put {percent(found.share_at(threshold))} % of the images of a batch together from one update "
+        f"({threshold_words(threshold, result.kind)}; {found.patches} patches of layer {found.layer}, each in its place by "
+        f"{found.positions}), and {percent(found.all_updates[threshold])} % from {found.updates} updates in which one class speaks at a time."
+    )
+
+
+def _matching(result: "AuditResult") -> str:
+    """What gradient matching made of a small batch; in vain, how long it was tried."""
+    found = result.matched
+    if found is None or not found.tried:
+        return ""
+    starts = f"{found.effort.restarts} start{'s' if found.effort.restarts > 1 else ''}"
+    long = f"{found.effort.steps:,} steps from {starts}, B = {result.client.batch_size}"
+    if not found.says_more:
+        return f" Gradient matching ({long}) saw no more than a guess; longer or better descents were not tried."
+    threshold = next(t for t in THRESHOLDS if found.share_at(t) > 0)
+    return (
+        f" An honest-but-curious server can recover {percent(found.recovered[threshold])} % of the images of a batch by gradient matching "
+        f"({threshold_words(threshold, result.kind)}; {long}); a guess hits {100 * found.guessed[threshold]:.0f} %."
     )
 
 

@@ -22,7 +22,7 @@ def main() -> None:
     from qbi.cli.app import app
 
     try:
-        app()
+        app(prog_name="qbi")  # by the name that completion is installed for, also under `python -m qbi`
     except QbiError as problem:
         sys.stderr.write(f"qbi: {printable(str(problem))}\n")
         raise SystemExit(2) from None

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from qbi import __version__
-from qbi.cli import audit, claims, data, inspect, ledger, predict, replay
+from qbi.cli import audit, claims, data, diff, inspect, ledger, predict, replay
 
 LABORATORY = ("reproduce", "compare", "frontier", "calibrate", "bench", "measure")
 """Commands of `qbi.lab`, found by name: nothing of the product imports it."""
@@ -20,6 +20,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 app.command("audit")(audit.audit)
+app.command("diff")(diff.diff)
 app.command("predict")(predict.predict)
 app.command("replay")(replay.replay)
 app.command("data")(data.data)

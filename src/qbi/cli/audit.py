@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
-from rich.table import Table
 
 from qbi.cli import audit_options as options
+from qbi.cli.audit_screen import show_audit
 from qbi.cli.common import (
     Device,
     Json,
@@ -17,8 +17,6 @@ from qbi.cli.common import (
     checked_device,
     console,
     counted,
-    percent,
-    plain,
     some,
     stages,
     words,
@@ -59,11 +57,13 @@ def audit(
     trap_scale: options.TrapScale = None,
     defences: options.Defences = True,
     decode: options.Decode = None,
+    match: options.Match = None,
     fail_above: options.FailAbove = None,
     fail_at: options.FailAt = "recognisable",
     no_samples: options.NoSamples = False,
     sarif: options.Sarif = False,
     junit: options.Junit = False,
+    pdf: options.Pdf = False,
     format: options.Format = None,
     out: options.Out = Path("out/audit"),
     skip_bad: options.SkipBad = False,
@@ -93,7 +93,6 @@ def audit(
     from qbi.cli import audit_data
     from qbi.federation.local import LocalTraining
     from qbi.metrics import THRESHOLDS
-    from qbi.report.formats import select as select_formats
 
     if list_attacks:
         _list(ATTACKS.values())
@@ -101,7 +100,7 @@ def audit(
     _refuse(fail_above, of_users=model is not None, shaped=neurons is not None or norm != "none")
     number_in("--learning-rate", learning_rate, most=FASTEST)
     check_place(out)
-    formats = select_formats([*(format or []), *["sarif"] * sarif, *["junit"] * junit], "--format")
+    formats = _formats(format or [], sarif=sarif, junit=junit, pdf=pdf)
     where = checked_device(device)
     width = 200 if neurons is None else neurons
     attacks = list(BY_DEFAULT) if attack == "default" else some("--attack", words(attack))
@@ -133,6 +132,7 @@ def audit(
             auxiliary=helper,
             defences=defences,
             decode=decode,
+            match=match,
             settings={} if trap_scale is None else {"trap_scale": trap_scale},
             at=dict(zip(options.LEVELS, THRESHOLDS, strict=True))[fail_at],
             name=model or "the paper's model",
@@ -141,11 +141,15 @@ def audit(
             progress=say,
         )
     _write(result, out, fail_above or 0.0, formats, no_samples=no_samples)
-    if json:
-        typer.echo(to_json(result.document()), nl=False)
-    else:
-        _show(result, out)
-    _end(result, fail_above)
+    _end(result, out, fail_above, json=json)
+
+
+def _formats(keys: list[str], **asked: bool) -> "list[Format]":
+    """Those that are always written, and those that were asked for by name or by an option of their own."""
+    from qbi.report.formats import select
+
+    by_option = [key for key, wanted in asked.items() if wanted]
+    return select([*keys, *by_option], f"--{by_option[-1]}" if by_option and not keys else "--format")
 
 
 def _refuse(fail_above: float | None, *, of_users: bool, shaped: bool) -> None:
@@ -158,8 +162,12 @@ def _refuse(fail_above: float | None, *, of_users: bool, shaped: bool) -> None:
         )
 
 
-def _end(result: "AuditResult", fail_above: float | None) -> None:
-    """The exit code: 1 where more leaks than may, 3 where not everything could be tried."""
+def _end(result: "AuditResult", out: Path, fail_above: float | None, *, json: bool) -> None:
+    """What is said, and the exit code: 1 where more leaks than may, 3 where not everything could be tried."""
+    if json:
+        typer.echo(to_json(result.document()), nl=False)
+    else:
+        show_audit(result, out)
     if fail_above is not None and result.share > fail_above:
         raise typer.Exit(1)
     if result.status == "not tested":
@@ -185,6 +193,10 @@ def _write(result: "AuditResult", out: Path, limit: float, asked: "list[Format]"
     pictures = {"truth": gallery.truth, "read": gallery.read, "exact": gallery.exact, "seen": gallery.seen}
     if result.decoded is not None:
         pictures |= {"held": result.decoded.truth, "made": result.decoded.seen}
+    if result.matched is not None:
+        pictures |= {"sought": result.matched.truth, "found": result.matched.seen}
+    if result.patches is not None:
+        pictures |= {"cut": result.patches.truth, "joined": result.patches.seen}
     told = () if result.sentences is None else result.sentences.marked
     shown: dict[str, Any] | None = None if no_samples else {**pictures, "texts": gallery.words or told}
     command = "qbi " + " ".join(shlex.quote(a) for a in sys.argv[1:])
@@ -196,41 +208,3 @@ def _write(result: "AuditResult", out: Path, limit: float, asked: "list[Format]"
             (out / one.file).unlink(missing_ok=True)
         else:
             write_atomically(out / one.file, made)
-
-
-def _show(result: "AuditResult", out: Path) -> None:
-    from qbi.report.wording import shares_in_words
-
-    table = Table(title=plain(f"{result.model} on {result.data}, B = {result.client.batch_size}"))
-    for name in ("layer", "reach", "neurons", "values", "behind it"):
-        table.add_column(name, overflow="fold")
-    for finding in result.layers:
-        values = "–" if finding.carrier is None else str(finding.carrier.features)
-        target = finding.target
-        table.add_row(plain(finding.name), finding.reach, str(target.neurons), values, target.activation)
-    console.print(table)
-    measures = Table()
-    for name in ("attack, layer", "", "A %", "P %", "R %"):
-        measures.add_column(name, justify="left" if name in ("attack, layer", "") else "right")
-    for attack in result.attacks:
-        first = plain(f"{attack.attack}, {attack.layer}")
-        lines = {"measured": attack.measured, "predicted for this batch": attack.predicted}
-        for label, shares in (lines | {"limit on normal data": attack.limit}).items():
-            if shares is not None:
-                measures.add_row(first, label, *(percent(share) for share in shares.document().values()))
-                first = ""
-        levels = shares_in_words({threshold: i.mean for threshold, i in attack.recovered.items()}, result.kind)
-        measures.add_row("", f"read from gradients: {levels}", "", "", "")
-    for missing in result.untested:
-        measures.add_row(plain(f"{missing.attack}, {missing.layer}"), "not tested", "–", "–", "–")
-    console.print(measures)
-    console.print(plain(result.verdict), style="bold", highlight=False)
-    for side in result.side_information:
-        console.print(
-            plain(f"Also: {side.what}, {side.layer}: {percent(side.share)} % ({side.note})."), highlight=False
-        )
-    for line in result.advice:
-        console.print(plain(f"• {line}"), highlight=False)
-    for line in result.doubts:
-        console.print(plain(f"? {line}"), style="yellow", highlight=False)
-    console.print(f"Report: {out / 'report.html'}   JSON: {out / 'audit.json'}   ({result.seconds:.1f} s)")

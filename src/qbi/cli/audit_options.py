@@ -52,6 +52,13 @@ Decode = Annotated[
         help="Where features of images are read: learn to turn them into pictures. Default: where that takes less than a minute.",
     ),
 ]
+Match = Annotated[
+    bool | None,
+    typer.Option(
+        "--match/--no-match",
+        help="Gradient matching on the first batch of images. Default: where nothing was read and it takes less than a minute; the time is said first.",
+    ),
+]
 FailAbove = Annotated[
     float | None, typer.Option(min=0, max=1, help="Exit with 1 when more than this share is read, at --fail-at.")
 ]
@@ -65,9 +72,10 @@ FailAt = Annotated[
 NoSamples = Annotated[bool, typer.Option("--no-samples", help="Leave the data out of everything written.")]
 Sarif = Annotated[bool, typer.Option("--sarif", help="Also write audit.sarif for code scanning.")]
 Junit = Annotated[bool, typer.Option("--junit", help="Also write audit.xml for a pipeline's test view.")]
+Pdf = Annotated[bool, typer.Option("--pdf", help="Also print the report to report.pdf, with Chromium or Chrome.")]
 Format = Annotated[
     list[str] | None,
-    typer.Option("--format", help="Also write this format: sarif, junit, model-card, or one of a plugin."),
+    typer.Option("--format", help="Also write this format: sarif, junit, pdf, model-card, or one of a plugin."),
 ]
 Out = Annotated[Path, typer.Option(help="Folder for the report, the picture and the JSON.")]
 SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Skip unreadable images instead of stopping.")]

@@ -13,8 +13,9 @@ from torch import Tensor
 from qbi.errors import DataError, first_line
 
 
-def load_parameters(path: Path) -> dict[str, Tensor]:
+def load_parameters(path: Path | str) -> dict[str, Tensor]:
     """Tensors by name, from safetensors, .npz, or a .pt file of tensors only; pickled code is refused."""
+    path = Path(path)
     if path.is_dir():
         raise DataError(f"{path}: a folder, not a checkpoint. Give a .safetensors, .npz or .pt file.")
     if not path.is_file():

@@ -26,7 +26,15 @@ log = logging.getLogger("qbi.defences")
 
 
 class LeakRefused(QbiError):
-    """A step that would give samples away, or that could not be looked at; its gradients were cleared."""
+    """A step that would give samples away, or that could not be looked at; its gradients were cleared.
+
+    >>> model = nn.Sequential(nn.Linear(4, 2))
+    >>> try:
+    ...     defended_step(model, torch.ones(1, 4), torch.tensor([0]), policy="refuse")
+    ... except LeakRefused:
+    ...     print("refused")
+    refused
+    """
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from qbi.records import Update
 
 def weighted_mean(updates: Sequence[Update], weights: Sequence[float] | None = None) -> Update:
     """The mean of the updates, weighted by their samples unless weights are given: FedAvg's aggregate."""
-    shares = [float(u.batch_size) for u in updates] if weights is None else list(weights)
+    shares = [float(u.samples) for u in updates] if weights is None else list(weights)
     if len(shares) != len(updates) or not updates or sum(shares) <= 0:
         raise BadValue(
             f"aggregation: {len(updates)} updates and {len(shares)} weights; they must agree and not be zero."
@@ -42,7 +42,9 @@ def _combined(updates: Sequence[Update], factors: Sequence[float]) -> Update:
         name: torch.stack([f * u.gradients[name] for f, u in zip(factors, updates, strict=True)]).sum(0)
         for name in names
     }
-    return Update(gradients, updates[0].buffers, sum(u.batch_size for u in updates), updates[0].loss)
+    steps, batches = (max(getattr(u, name) for u in updates) for name in ("steps", "batches"))
+    count = sum(u.batch_size for u in updates)
+    return Update(gradients, updates[0].buffers, count, updates[0].loss, steps, batches)
 
 
 def sybil(like: Update) -> Update:

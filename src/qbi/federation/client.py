@@ -28,10 +28,10 @@ def client_batch(inputs: Tensor | tuple[Tensor, ...]) -> int:
 def run_model(model: nn.Module, inputs: Tensor | tuple[Tensor, ...]) -> Tensor:
     """The model's output on one input or on several."""
     out = model(*inputs) if isinstance(inputs, tuple) else model(inputs)
-    return _first_tensor(out)
+    return prediction(out)
 
 
-def _first_tensor(out: object) -> Tensor:
+def prediction(out: object) -> Tensor:
     """Models that return more than a tensor have their prediction first."""
     if isinstance(out, dict):
         out = next(iter(out.values()), None)
@@ -83,7 +83,7 @@ def client_step(
     given = inputs if isinstance(inputs, tuple) else (inputs,)
     with as_client(model, seed=seed, train=not as_it_is) as buffers:
         outputs = call_with(model, {**parameters, **buffers}, given)
-        value = loss(_first_tensor(outputs), targets)
+        value = loss(prediction(outputs), targets)
         wanted = {name: p for name, p in parameters.items() if p.requires_grad}
         gradients = torch.autograd.grad(value, list(wanted.values()), allow_unused=True)
     if not bool(torch.isfinite(value)):

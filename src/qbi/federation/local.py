@@ -63,7 +63,8 @@ def local_update(
     before = dict(model.named_parameters())
     difference = {n: before[n].detach() - p.detach() for n, p in trained.named_parameters() if p.grad is not None}
     buffers = {n: b.detach().clone() for n, b in trained.named_buffers()}
-    return Update(difference, buffers, client_batch(batches[0][0]), float(value.detach()))
+    steps = len(batches) * training.epochs
+    return Update(difference, buffers, client_batch(batches[0][0]), float(value.detach()), steps, len(batches))
 
 
 def _optimiser(model: nn.Module, training: LocalTraining) -> torch.optim.Optimizer:

@@ -5,7 +5,8 @@ lightning.Trainer(..., callbacks=[lightning_audit(fail_above=0.1)])
 
 Both audit a copy of the model on samples of the training data, and hand the result to `done`. With `fail_above`, training does not
 begin where more is read, or where part of the model was not tested. Samples come from a loader of their own: the order in which
-training sees them does not change. In distributed training, the first process audits.
+training sees them does not change. In distributed training, the first process audits. `private_trainer` and `private_lightning` take
+these callbacks too, and make the steps private.
 """
 
 import logging
@@ -64,7 +65,7 @@ def lightning_audit(
         def on_train_start(self, trainer: Any, pl_module: Any) -> None:
             """Called by the trainer before the first step."""
             if trainer.is_global_zero:
-                judge(pl_module, trainer.train_dataloader)
+                judge(getattr(pl_module, "held_model", pl_module), trainer.train_dataloader)
 
     return AuditBeforeFitting()
 

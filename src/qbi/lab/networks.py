@@ -35,6 +35,24 @@ class FedAvgNet(nn.Module):
         return out
 
 
+class LeNetZhu(nn.Module):
+    """Three convolutions with sigmoids and a head, all weights uniform in ±0.5: the LeNet of Deep Leakage from Gradients (Zhu et al.)."""
+
+    def __init__(self, classes: int = 10) -> None:
+        super().__init__()
+        self.conv1, self.conv2 = nn.Conv2d(3, 12, 5, 2, 2), nn.Conv2d(12, 12, 5, 2, 2)
+        self.conv3, self.head = nn.Conv2d(12, 12, 5, 1, 2), nn.Linear(768, classes)
+        for parameter in self.parameters():
+            nn.init.uniform_(parameter, -0.5, 0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits of images of 32×32."""
+        for conv in (self.conv1, self.conv2, self.conv3):
+            x = torch.sigmoid(conv(x))
+        out: Tensor = self.head(x.flatten(1))
+        return out
+
+
 def two_layers() -> nn.Module:
     """3072–200–10."""
     return nn.Sequential(nn.Flatten(), nn.Linear(3072, 200), nn.ReLU(), nn.Linear(200, 10))
@@ -92,6 +110,26 @@ class Transformer(nn.Module):
         for layer in self.layers:
             x = layer(x)
         out: Tensor = self.head(x.mean(1))
+        return out
+
+
+class VisionTransformer(nn.Module):
+    """Patches of 4×4 of images of 32×32, learned positions, encoder layers with the norm first, and a token that says the class."""
+
+    def __init__(self, width: int = 192, heads: int = 3, layers: int = 6, classes: int = 10) -> None:
+        super().__init__()
+        self.cut = nn.Conv2d(3, width, 4, 4)
+        self.token = nn.Parameter(torch.zeros(1, 1, width))
+        self.positions = nn.Parameter(0.02 * torch.randn(1, 65, width))
+        layer = nn.TransformerEncoderLayer(width, heads, 4 * width, 0.0, "gelu", batch_first=True, norm_first=True)
+        self.layers = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits."""
+        patches = self.cut(x).flatten(2).mT
+        given = torch.cat([self.token.expand(len(x), -1, -1), patches], 1) + self.positions
+        out: Tensor = self.head(self.norm(self.layers(given))[:, 0])
         return out
 
 

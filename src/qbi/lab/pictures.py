@@ -85,7 +85,7 @@ class Bench:
         return flat((images * self.std + self.mean).clamp(0, 1)).cpu()
 
     def read(self, x: Tensor, y: Tensor, seed: int, local_steps: int = 1, bits: float | None = None) -> Tensor:
-        """Candidates for the features of a batch, from the update that an honest client sends."""
+        """Candidates for the features of the client's images, from the update that it sends; several local steps have a part of them each."""
         # Small systems: a processor solves them faster than a GPU launches them.
         model, given = copy.deepcopy(self.model).cpu(), x.cpu()
         mounted = mount(model, Passive(), given[:2], generator(seed, "rows"), layer=self.layer)
@@ -95,7 +95,8 @@ class Bench:
         elif local_steps == 1:
             update = client_step(model, given, y.cpu())
         else:
-            batches = [((given,), y.cpu())] * local_steps
+            size = len(given) // local_steps
+            batches = [((part,), own) for part, own in zip(given.split(size), y.cpu().split(size), strict=True)]
             update = local_update(model, batches, LocalTraining("sgd", 0.01), seed=seed)
         try:
             return mounted.read_at_layer(update, Reading(seed=seed)).samples.to(x)
@@ -112,7 +113,8 @@ class Bench:
         rows: list[dict[str, float]] = []
         first: tuple[Tensor, Tensor] | None = None
         for number in range(batches):
-            order = torch.randperm(len(self.held), generator=generator(seed, "seen", number))[:batch_size]
+            order = torch.randperm(len(self.held), generator=generator(seed, "seen", number))
+            order = order[: batch_size * local_steps]
             x, y = self.held[order.to(self.held.device)], self.labels[order.to(self.held.device)]
             true = features_of(prefix, x)
             read = self.read(x, y, seed + number, local_steps, bits)

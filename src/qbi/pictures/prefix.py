@@ -2,21 +2,12 @@
 
 import hashlib
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from qbi.calling import hooked
+from qbi.calling import given_to
 from qbi.errors import CannotRead
-
-
-class _Arrived(Exception):
-    """What a layer was given; nothing behind it needs to run."""
-
-    def __init__(self, value: Tensor) -> None:
-        super().__init__()
-        self.value = value
 
 
 class Prefix:
@@ -38,18 +29,12 @@ class Prefix:
 
     def __call__(self, images: Tensor) -> Tensor:
         """(k, values)."""
-
-        def stop(_module: nn.Module, given: tuple[Any, ...]) -> None:
-            raise _Arrived(given[0])
-
-        try:
-            with hooked(before={self.model.get_submodule(self.layer): stop}):
-                self.model(images)
-        except _Arrived as found:
-            if found.value.dim() != 2 or len(found.value) != len(images):
-                raise CannotRead(f"{self.layer}: it sees positions one by one, not whole images.") from None
-            return found.value if self.then is None else self.then(found.value)
-        raise CannotRead(f"{self.layer}: the model's pass does not come to it.")
+        found: Tensor | None = given_to(self.model, self.model.get_submodule(self.layer), images)
+        if found is None:
+            raise CannotRead(f"{self.layer}: the model's pass does not come to it.")
+        if found.dim() != 2 or len(found) != len(images):
+            raise CannotRead(f"{self.layer}: it sees positions one by one, not whole images.")
+        return found if self.then is None else self.then(found)
 
     def fingerprint(self, images: Tensor) -> str:
         """Of the layer, of all weights, wherever they stand, and of what comes out for some images."""

@@ -18,8 +18,10 @@ from qbi.errors import printable, without_controls
 from qbi.metrics import EXACT, RECOGNISABLE, THRESHOLDS
 from qbi.private.boundary import THREE_LINES
 from qbi.private.goal import DEFAULT_BITS
+from qbi.report.first_screen import key_figures, severity
+from qbi.report.glossary import meanings, shown_terms
 from qbi.report.pictures import to_image
-from qbi.report.wording import level_words, threshold_words
+from qbi.report.wording import threshold_words
 
 LARGEST = 112
 """Side of a picture in the page, in pixels; larger samples are shown smaller."""
@@ -38,6 +40,10 @@ def audit_page(
     texts: Words = (),
     held: Tensor | None = None,
     made: Tensor | None = None,
+    sought: Tensor | None = None,
+    found: Tensor | None = None,
+    cut: Tensor | None = None,
+    joined: Tensor | None = None,
 ) -> str:
     """The report. Without `truth` and `texts` nothing of the client's data stands in it."""
     from jinja2 import Environment
@@ -58,43 +64,35 @@ def audit_page(
         d=document,
         command=command,
         pairs=pairs,
-        decoded=_decoded_pairs(held, made),
+        decoded=_picture_pairs(held, made),
+        matched=_picture_pairs(sought, found),
+        joined=_picture_pairs(cut, joined),
         texts=texts,
         lost=lost,
         own={"neurons": width, "batch_size": document["client"]["batch_size"]},
         nonce=nonce,
         frontier=_frontier(),
-        severity=_severity(document),
+        severity=severity(document),
+        figures=key_figures(document),
+        means=meanings(kind),
+        terms=shown_terms(kind),
         budget_start=next((i for i, b in enumerate(document["budgets"]) if b["bits"] >= DEFAULT_BITS), 0),
         three_lines=THREE_LINES,
         exact=EXACT.key,
         recognisable=RECOGNISABLE.key,
         thresholds=[{"key": t.key, "words": threshold_words(t, kind)} for t in THRESHOLDS],
         loosest=threshold_words(RECOGNISABLE, kind),
-        levels=level_words(kind),
         pictures=kind == "images",
     )
     return without_controls(page)
 
 
-def _decoded_pairs(held: Tensor | None, made: Tensor | None) -> list[dict[str, Any]]:
-    """Images and the pictures that a decoder made of their features; which of them are recognisable."""
+def _picture_pairs(held: Tensor | None, made: Tensor | None) -> list[dict[str, Any]]:
+    """Images, and the pictures that a decoder or a descent made of them; which of these are recognisable."""
     if held is None or made is None:
         return []
     near = (held - made).square().flatten(1).mean(1) <= RECOGNISABLE.largest_error(1.0)
     return [{"truth": _png(t), "read": _png(m), "seen": bool(n)} for t, m, n in zip(held, made, near, strict=True)][:24]
-
-
-def _severity(document: Mapping[str, Any]) -> dict[str, str]:
-    """One word for a ticket, and what it rests on."""
-    share, status = document["verdict"]["share"], document["verdict"]["status"]
-    if status == "not tested":
-        return {"name": "unknown", "chip": "soft", "words": "Part of the model was not tested."}
-    if share > 0.1:
-        return {"name": "high", "chip": "exact", "words": "Training samples leave with every update of a client."}
-    if status == "leaks":
-        return {"name": "medium", "chip": "lossy", "words": "Some samples, or parts of them, leave with an update."}
-    return {"name": "none found", "chip": "unreachable", "words": "No attack that was tried read anything; others may."}
 
 
 def _frontier() -> list[dict[str, Any]]:
@@ -136,6 +134,11 @@ def _leaks(document: Mapping[str, Any]) -> list[dict[str, Any]]:
         for s in document.get("side_information", ())
         if s["what"] == "tokens" and s["share"] > 0
     ]
+    for name, key in (("gradient matching", "matched"), ("patches put together", "patches")):
+        found = document.get(key)
+        if found and found["share"] > 0:
+            place = found.get("layer", "the model")
+            beside.append({"attack": name, "layer": place, "unit": "samples", "share": found["share"]})
     return [*document["attacks"], *beside]
 
 

@@ -10,6 +10,7 @@ from qbi.errors import BadValue
 from qbi.files import to_json
 from qbi.report.audit import audit_page, to_junit, to_sarif
 from qbi.report.model_card import to_model_card
+from qbi.report.pdf import find_chromium, printed
 from qbi.report.pictures import side_by_side
 
 
@@ -33,6 +34,8 @@ class Format:
     write: Callable[[Written], str | bytes | None]
     always: bool = False
     """Whether it is written without being asked for."""
+    check: Callable[[str], object] | None = None
+    """Asked before work that takes long, with the option's name: raises where the form cannot be made here."""
 
 
 def _page(found: Written) -> str:
@@ -56,6 +59,8 @@ FORMATS: dict[str, Format] = {
         Format("sarif", "audit.sarif", lambda found: to_json(to_sarif(found.document, found.limit))),
         Format("junit", "audit.xml", lambda found: to_junit(found.document, found.limit)),
         Format("model-card", "model-card.md", lambda found: to_model_card(found.document)),
+        # The last: where a browser fails, all else is written.
+        Format("pdf", "report.pdf", lambda found: printed(_page(found)), check=find_chromium),
     )
 }
 """One of one's own is added with `FORMATS[key] = Format(...)`, and asked for with `--format key`."""
@@ -66,4 +71,8 @@ def select(keys: list[str], place: str) -> list[Format]:
     unknown = [key for key in keys if key not in FORMATS]
     if unknown:
         raise BadValue(f"{place}: no format is called {unknown[0]!r}; there are {', '.join(FORMATS)}.")
-    return [f for f in FORMATS.values() if f.always or f.key in keys]
+    chosen = [f for f in FORMATS.values() if f.always or f.key in keys]
+    for one in chosen:
+        if one.check is not None:
+            one.check(place)
+    return chosen

@@ -42,6 +42,17 @@ class Traced:
         target = node.target
         return target if isinstance(target, str) else str(getattr(target, "__name__", target)).removesuffix(".default")
 
+    def run(self, node: fx.Node, given: Callable[[fx.Node], Any], *, module: nn.Module | None = None) -> Any:
+        """One node with operands of one's choice, and another layer than the model's own if one is named."""
+        args, more = fx.node.map_arg(node.args, given), fx.node.map_arg(node.kwargs, given)
+        if node.op == "output":
+            return args[0]
+        if node.op == "call_method":
+            return getattr(args[0], str(node.target))(*args[1:], **more)
+        called = module or self.module(node) or node.target
+        assert callable(called)
+        return called(*args, **more)
+
     def label(self, node: fx.Node) -> str:
         """A name for people: the place and its kind."""
         module = self.module(node)

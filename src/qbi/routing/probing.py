@@ -28,15 +28,9 @@ def execute(way: Way, position: int, value: Any) -> Any:
         known = traced.values[operand]
         return torch.zeros_like(known) if operand in way.moved and isinstance(known, Tensor) else known
 
-    args = fx.node.map_arg(node.args, given)
-    more = fx.node.map_arg(node.kwargs, given)
+    module = traced.module(node)
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        if node.op == "call_module":
-            return traced.module(node).train()(*args, **more)  # type: ignore[union-attr]
-        if node.op == "call_method":
-            return getattr(args[0], str(node.target))(*args[1:], **more)
-        assert callable(node.target)
-        return node.target(*args, **more)
+        return traced.run(node, given, module=None if module is None else module.train())
 
 
 def batched(way: Way, position: int, one: Tensor) -> Tensor:

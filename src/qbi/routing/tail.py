@@ -49,11 +49,8 @@ def tail_of(traced: Traced, layer: str) -> Callable[[Tensor], Any]:
             return found.to(device=value.device, dtype=value.dtype) if wide else found
 
         for node in order:
-            args, more = fx.node.map_arg(node.args, given), fx.node.map_arg(node.kwargs, given)
-            if node.op == "output":
-                return args[0]
-            known[node] = _call(node, modules, args, more)
-        return value
+            known[node] = traced.run(node, given, module=modules.get(node))
+        return known[order[-1]] if order and order[-1].op == "output" else value
 
     return run
 
@@ -74,19 +71,8 @@ def _constant(traced: Traced, node: fx.Node) -> Any:
         for part in str(node.target).split("."):
             value = getattr(value, part)
         return value.detach() if isinstance(value, Tensor) else value
-    args, more = (fx.node.map_arg(given, lambda n: _constant(traced, n)) for given in (node.args, node.kwargs))
-    module = traced.module(node)
     with torch.no_grad():
-        return _call(node, {} if module is None else {node: module}, args, more)
-
-
-def _call(node: fx.Node, modules: dict[fx.Node, nn.Module], args: Any, more: Any) -> Any:
-    if node in modules:
-        return modules[node](*args, **more)
-    if node.op == "call_method":
-        return getattr(args[0], str(node.target))(*args[1:], **more)
-    assert callable(node.target)
-    return node.target(*args, **more)
+        return traced.run(node, lambda operand: _constant(traced, operand))
 
 
 def _check(module: nn.Module, label: str) -> None:

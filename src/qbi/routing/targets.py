@@ -104,14 +104,7 @@ def _slope_below(traced: Traced, node: fx.Node, width: int) -> float:
 
 
 def _apply(traced: Traced, node: fx.Node, given: Mapping[fx.Node, Tensor]) -> Tensor:
-    args = fx.node.map_arg(node.args, lambda n: given[n] if n in given else traced.values[n])
-    module = traced.module(node)
-    if module is not None:
-        out = module(*args, **node.kwargs)
-    elif node.op == "call_method":
-        out = getattr(args[0], str(node.target))(*args[1:], **node.kwargs)
-    else:
-        out = node.target(*args, **node.kwargs)  # type: ignore[operator]
+    out = traced.run(node, lambda n: given[n] if n in given else traced.values[n])
     if not isinstance(out, Tensor):
         raise TypeError("a shape or several values, and no function of one")
     return out

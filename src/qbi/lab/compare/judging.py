@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Literal
 
@@ -138,7 +138,7 @@ def _united(rounds: Sequence[Update]) -> Update:
     """What a server makes of repeated rounds on one batch."""
     names = rounds[0].gradients.keys()
     united = {name: _unite([update.gradients[name] for update in rounds]) for name in names}
-    return Update(united, rounds[0].buffers, rounds[0].batch_size, rounds[0].loss)
+    return replace(rounds[0], gradients=united)
 
 
 def _unite(rounds: Sequence[Tensor]) -> Tensor:

@@ -38,7 +38,10 @@ MEASUREMENTS = {
     m.name: m
     for m in (
         Measurement("pictures", "What is seen of batches of honest clients.", "reading.pictures"),
+        Measurement("matching", "What gradient matching sees of small batches.", "matching.matching"),
+        Measurement("patches", "What the patches of a vision transformer give away.", "patches.patches"),
         Measurement("sentences", "What is read of sentences from honest transformers.", "text.sentences"),
+        Measurement("fedavg", "What is read of several local steps.", "averaging.fedavg"),
         Measurement("best-case", "What the best-case server reads under noise.", "reading.best_case"),
         Measurement("learned", "What a learned code and a list of candidates read.", "reading.learned"),
         Measurement("saturation", "What the scale of rows costs.", "reading.saturation"),
@@ -51,6 +54,9 @@ MEASUREMENTS = {
         Measurement("federations", "What the guard costs in Flower's simulation.", "federated.costs"),
         Measurement("flower", "Accuracy with and without the guard, and an attack on the way.", "federated.prices"),
         Measurement("clients", "A thousand simulated clients.", "federated.thousand"),
+        Measurement("coverage", "What the tests run through, room by room.", "testing.coverage"),
+        Measurement("levels", "What is read of photos at each level of the private step, shown.", "shown.levels"),
+        Measurement("quickstart", "A batch of Flower's quickstart, and what a server sees of it.", "shown.quickstart"),
         Measurement("zoo", "Audits of published architectures.", "running.zoo"),
         Measurement(
             "training",

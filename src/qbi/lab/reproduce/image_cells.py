@@ -1,7 +1,7 @@
 """Cells on images: recall tables, A and P, and normalisation, by three routes that must agree."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import torch
 from jaxtyping import Float, Int
@@ -22,7 +22,7 @@ from qbi.gram.channels import (
     view_sums,
 )
 from qbi.lab.reproduce.cells import Cell, Measured, Result
-from qbi.lab.reproduce.methods import measured, tuned_trap_weights, tuning_samples
+from qbi.lab.reproduce.methods import GramSource, attacks_measured, measured, paper_attacks, tuning_samples
 from qbi.lab.reproduce.real import TrainedOn, real_measured
 from qbi.lab.reproduce.split import Split, split_half
 from qbi.models import two_layer
@@ -49,24 +49,17 @@ def attack_cell(cell: Cell, data: ImageData, grams: ChannelGrams) -> Result:
         InputRange.STANDARD: InGramSpace(view_gram(grams, test, test), grams.features, group=group),
         InputRange.UNIT: _in_gram_space(grams, raw),
     }
-    attacks = _attacks(cell, data, split, grams)
-    found = {a.key: measured(cell, a, spaces[a.domain], batches) for a in attacks}
-    return {**found, TrapWeights.key: {**found[TrapWeights.key], "scale": _scale(attacks)}}
+    return attacks_measured(cell, _attacks(cell, data, split, grams), GramSource(spaces, batches))
 
 
-def _attacks(cell: Cell, data: ImageData, split: Split, grams: ChannelGrams) -> tuple[Attack, ...]:
-    """The paper's three, each as an attacker with the auxiliary half would prepare it."""
+def _attacks(cell: Cell, data: ImageData, split: Split, grams: ChannelGrams) -> tuple[QBI, PAIRS, TrapWeights]:
     chosen = split.auxiliary[: tuning_samples(cell, len(split.auxiliary))].to(grams.sums.device)
-    trap = tuned_trap_weights(cell, _in_gram_space(grams, raw_view(grams, chosen)))
-    return QBI(cell.batch_size), PAIRS(cell.batch_size, _AuxiliaryImages(data, split.auxiliary)), trap
+    tuning = _in_gram_space(grams, raw_view(grams, chosen))
+    return paper_attacks(cell, _AuxiliaryImages(data, split.auxiliary), tuning)
 
 
 def _in_gram_space(grams: ChannelGrams, view: View) -> InGramSpace:
     return InGramSpace(view_gram(grams, view, view), grams.features, view_sums(grams, view))
-
-
-def _scale(attacks: Sequence[Attack]) -> float:
-    return next(a.scale for a in attacks if isinstance(a, TrapWeights))
 
 
 def normalisation_cell(cell: Cell, data: ImageData, grams: ChannelGrams) -> Result:

@@ -8,7 +8,7 @@ from qbi.attacks import PAIRS, QBI, Attack, InGramSpace, InputRange, TrapWeights
 from qbi.attacks.base import AuxiliaryGroup
 from qbi.gram.text import embedded_gram, embedded_sums
 from qbi.lab.reproduce.cells import Cell, Measured, Result
-from qbi.lab.reproduce.methods import measured, tuned_trap_weights, tuning_samples
+from qbi.lab.reproduce.methods import GramSource, attacks_measured, measured, paper_attacks, tuning_samples
 from qbi.lab.reproduce.real import TrainedOn, real_measured
 from qbi.lab.reproduce.split import Split, split_half
 from qbi.models import text_model
@@ -54,22 +54,18 @@ def text_cell(cell: Cell, data: TextData, device: str) -> Result:
         InputRange.UNIT: _in_gram_space(test, uniform),
     }
     attacks = _attacks(cell, tokens, split, normal, uniform)
-    found = {a.key: measured(cell, a, spaces[a.domain], batches) for a in attacks}
-    trap = attacks[-1]
     apart = InGramSpace(spaces[InputRange.STANDARD].test, features, group=elsewhere)
-    found[TWO_EMBEDDINGS] = measured(cell, attacks[1], apart, batches)
-    return {**found, trap.key: {**found[trap.key], "scale": trap.scale}}
+    return {
+        **attacks_measured(cell, attacks, GramSource(spaces, batches)),
+        TWO_EMBEDDINGS: measured(cell, attacks[1], apart, batches),
+    }
 
 
 def _attacks(
     cell: Cell, tokens: Tensor, split: Split, normal: Tensor, uniform: Tensor
 ) -> tuple[QBI, PAIRS, TrapWeights]:
     chosen = tokens[split.auxiliary[: tuning_samples(cell, len(split.auxiliary))]]
-    return (
-        QBI(cell.batch_size),
-        PAIRS(cell.batch_size, _AuxiliaryTexts(tokens[split.auxiliary], normal)),
-        tuned_trap_weights(cell, _in_gram_space(chosen, uniform)),
-    )
+    return paper_attacks(cell, _AuxiliaryTexts(tokens[split.auxiliary], normal), _in_gram_space(chosen, uniform))
 
 
 def _in_gram_space(tokens: Tensor, table: Tensor) -> InGramSpace:
