@@ -6,13 +6,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 CORE := $(VENV)/.core-installed
 DEV := $(VENV)/.dev-installed
+SITE := $(VENV)/.site-installed
 
 test-long: $(DEV)
 	@# Where the packages cannot be had, their tests are skipped and say so.
 	-@$(MAKE) --no-print-directory zoo
 	@# Federations of real processes use fixed ports: one after another, beside the rest, waiting more than they compute.
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "long and serial" & one=$$!; \
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "long and not serial"; other=$$?; \
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "long and serial" --durations=10 & one=$$!; \
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "long and not serial" --durations=15; other=$$?; \
 	wait $$one && exit $$other
 
 # Published packages for tests/auditing/test_published.py, in a folder of their own: one that does not match this torch, as torchvision's
@@ -26,15 +27,16 @@ $(ZOO): $(DEV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade -c constraints.txt --target $(VENV)/zoo $(PUBLISHED) $(NEEDED)
 	touch $@
 
-.PHONY: demo test test-long zoo check docs mutants bench clean
+.PHONY: demo test test-long zoo check docs site tutorials mutants bench coverage clean
 demo: $(CORE)
 	$(BIN)/qbi audit
 
+# Without checks of shapes in signatures, which take a quarter of the time; plain `pytest` and `make test-long` have them.
 test: $(DEV)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "not serial and not long"
+	QBI_QUICK=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "not serial and not long"
 	@# Tests that start processes of their own wait more than they compute: two at a time.
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "serial and not long" tests/lab/test_reproduce.py & one=$$!; \
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "serial and not long" --ignore tests/lab/test_reproduce.py; other=$$?; \
+	@QBI_QUICK=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "serial and not long" tests/lab/test_reproduce.py & one=$$!; \
+	QBI_QUICK=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "serial and not long" --ignore tests/lab/test_reproduce.py; other=$$?; \
 	wait $$one && exit $$other
 
 check: $(DEV)
@@ -51,6 +53,20 @@ mutants: $(DEV)
 docs: $(DEV)
 	$(BIN)/python docs/render.py
 
+coverage: $(DEV)
+	$(BIN)/qbi measure coverage
+
+tutorials: $(DEV)
+	-@$(MAKE) --no-print-directory zoo
+	OMP_NUM_THREADS=1 $(BIN)/python docs/notebooks.py
+
+# The documentation site, in out/site. Warnings are errors, and so is a link that leads nowhere. `make site NOTEBOOKS=execute` runs the
+# notebooks of docs/tutorials on the way.
+site: $(SITE) $(if $(NOTEBOOKS),$(DEV))
+	rm -rf out/site
+	$(if $(NOTEBOOKS),QBI_NOTEBOOKS=force) $(BIN)/python -m sphinx -b html -n -W --keep-going -q docs out/site
+	$(BIN)/python docs/links.py out/site
+
 bench: $(DEV)
 	$(BIN)/qbi bench
 
@@ -63,6 +79,10 @@ $(CORE): $(BIN)/python pyproject.toml constraints.txt
 
 $(DEV): $(BIN)/python pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[lab,text,hf,ray,flower,nvflare,dev]"
+	touch $@ $(CORE)
+
+$(SITE): $(BIN)/python pyproject.toml constraints.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[lab,site]"
 	touch $@ $(CORE)
 
 clean:
