@@ -1,5 +1,6 @@
 """An audit as plain data, for JSON and everything that is made of it; the schema is `docs/report.schema.json`."""
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -7,7 +8,7 @@ from qbi.auditing.client import Client
 from qbi.auditing.decode import DecodedPictures
 from qbi.auditing.finding import Finding
 from qbi.auditing.match import MatchedBatch
-from qbi.auditing.outcomes import AttackOutcome, DefenceOutcome, LayerOutcome
+from qbi.auditing.outcomes import AttackOutcome
 from qbi.auditing.patches import FoundPatches
 from qbi.auditing.result import AuditResult
 from qbi.auditing.sentences import FoundSentences
@@ -33,35 +34,32 @@ def to_document(result: AuditResult) -> dict[str, Any]:
         },
         "model": {
             "name": result.model,
-            "parameters": result.parameters,
-            "traced_by": result.traced_by,
+            **_fields(result, "parameters", "traced_by"),
             "note": result.trace_note,
         },
         "data": {
             "name": result.data,
             "kind": result.kind,
             "samples": result.samples,
-            "shape": [list(s) for s in result.shape],
+            "shape": _plain(result.shape),
         },
         "client": _client(result.client) | {"loss": result.loss},
         "layers": [_layer(f) for f in result.layers],
-        "outcomes": [_outcome(o) for o in result.outcomes],
+        "outcomes": [
+            _fields(o, "layer", "status", "share", "attacks", "reason", "parameters") for o in result.outcomes
+        ],
         "accounts": dict(result.accounts),
         "path": list(result.path),
         "attacks": [_attack(a, result.threshold) for a in result.attacks],
-        "side_information": [
-            {"what": s.what, "layer": s.layer, "share": s.share, "note": s.note} for s in result.side_information
+        "side_information": [_fields(s, "what", "layer", "share", "note") for s in result.side_information],
+        "untested": [_fields(u, "attack", "layer", "reason") for u in result.untested],
+        "defences": [
+            _fields(d, "name", "kind") | {"baseline": d.is_baseline, "recall": _plain(d.recall)}
+            for d in result.defences
         ],
-        "untested": [{"attack": u.attack, "layer": u.layer, "reason": u.reason} for u in result.untested],
-        "defences": [_defence(d) for d in result.defences],
         "prediction": None
         if result.curve is None
-        else {
-            "attack": result.curve.attack,
-            "batch_sizes": list(result.curve.batch_sizes),
-            "neurons": list(result.curve.neurons),
-            "recall": [list(row) for row in result.curve.recall],
-        },
+        else _fields(result.curve, "attack", "batch_sizes", "neurons", "recall"),
         "budgets": [point.document() for point in result.budgets],
         "advice": list(result.advice),
         "doubts": list(result.doubts),
@@ -77,30 +75,18 @@ def to_document(result: AuditResult) -> dict[str, Any]:
 
 
 def _decoded(found: DecodedPictures) -> dict[str, Any]:
-    return {
-        "attack": found.attack,
-        "layer": found.layer,
-        "learned_on": found.learned_on,
-        "features": found.features,
-        "recovered": {t.key: v for t, v in found.recovered.items()},
-        "guessed": {t.key: v for t, v in found.guessed.items()},
-        "nearest": {t.key: v for t, v in found.nearest.items()},
-        "seconds": round(found.seconds, 3),
-    }
+    names = ("attack", "layer", "learned_on", "features", "recovered", "guessed", "nearest")
+    return _fields(found, *names) | {"seconds": round(found.seconds, 3)}
 
 
 def _matched(found: MatchedBatch, threshold: Threshold) -> dict[str, Any]:
     return {
-        "tried": found.tried,
-        "reason": found.reason,
-        "steps": found.effort.steps,
-        "restarts": found.effort.restarts,
+        **_fields(found, "tried", "reason"),
+        **_fields(found.effort, "steps", "restarts"),
         "labels_certain": found.certain,
         "distance": None if found.distance is None else _number(found.distance, largest=2.0),
         "share": found.share_at(threshold),
-        "recovered": {t.key: v for t, v in found.recovered.items()},
-        "guessed": {t.key: v for t, v in found.guessed.items()},
-        "beyond": {t.key: v for t, v in found.beyond.items()},
+        **_fields(found, "recovered", "guessed", "beyond"),
         "announced_seconds": None if found.announced is None else round(found.announced, 3),
         "seconds": round(found.seconds, 3),
     }
@@ -108,60 +94,23 @@ def _matched(found: MatchedBatch, threshold: Threshold) -> dict[str, Any]:
 
 def _patches(found: FoundPatches, threshold: Threshold) -> dict[str, Any]:
     return {
-        "layer": found.layer,
-        "positions": found.positions,
-        "patches": found.patches,
-        "width": found.width,
-        "reason": found.reason,
-        "rest": found.rest,
+        **_fields(found, "layer", "positions", "patches", "width", "reason", "rest"),
         "share": found.share_at(threshold),
-        "honest": {t.key: v for t, v in found.honest.items()},
-        "first_alone": {t.key: v for t, v in found.first_alone.items()},
-        "updates": found.updates,
-        "proven": found.proven,
-        "one_update": {t.key: v for t, v in found.one_update.items()},
-        "all_updates": {t.key: v for t, v in found.all_updates.items()},
-        "guessed": {t.key: v for t, v in found.guessed.items()},
+        **_fields(found, "honest", "first_alone", "updates", "proven", "one_update", "all_updates", "guessed"),
         "seconds": round(found.seconds, 3),
     }
 
 
 def _sentences(found: FoundSentences) -> dict[str, Any]:
-    return {
-        "decided": found.decided,
-        "reason": found.reason,
-        "layers": list(found.layers),
-        "rank": found.rank,
-        "width": found.width,
-        "exact": found.exact,
-        "rouge_1": found.rouge_1,
-        "rouge_2": found.rouge_2,
-        "words": found.words,
-        "tokens": found.tokens,
-        "proven": found.proven,
-        "guessed": found.guessed,
-        "seconds": round(found.seconds, 3),
-    }
+    read = ("exact", "rouge_1", "rouge_2", "words", "tokens", "proven", "guessed")
+    return _fields(found, "decided", "reason", "layers", "rank", "width", *read) | {"seconds": round(found.seconds, 3)}
 
 
 def _client(client: Client) -> dict[str, Any]:
     return {
-        "batch_size": client.batch_size,
-        "local_steps": client.local_steps,
-        "optimiser": client.training.optimiser,
-        "learning_rate": client.training.learning_rate,
+        **_fields(client, "batch_size", "local_steps"),
+        **_fields(client.training, "optimiser", "learning_rate"),
         "precision": client.precision,
-    }
-
-
-def _outcome(outcome: LayerOutcome) -> dict[str, Any]:
-    return {
-        "layer": outcome.layer,
-        "status": outcome.status,
-        "share": outcome.share,
-        "attacks": list(outcome.attacks),
-        "reason": outcome.reason,
-        "parameters": list(outcome.parameters),
     }
 
 
@@ -187,36 +136,35 @@ def _layer(finding: Finding) -> dict[str, Any]:
 
 def _attack(outcome: AttackOutcome, threshold: Threshold) -> dict[str, Any]:
     return {
-        "attack": outcome.attack,
-        "crafted": outcome.crafted,
-        "layer": outcome.layer,
-        "whole_samples": outcome.whole_samples,
-        "unit": outcome.unit,
+        **_fields(outcome, "attack", "crafted", "layer", "whole_samples", "unit"),
         "share": outcome.share_at(threshold),
-        "up_to_factor": outcome.up_to_factor,
-        "beyond": {t.key: share for t, share in outcome.beyond.items()},
+        **_fields(outcome, "up_to_factor", "beyond"),
         "measured": outcome.measured.document(),
         "recovered_from_gradients": {
             t.key: {"mean": i.mean, "low": _number(i.low), "high": _number(i.high), "batches": i.count}
             for t, i in outcome.recovered.items()
         },
-        "guessed": {t.key: share for t, share in outcome.guessed.items()},
+        "guessed": _plain(outcome.guessed),
         "predicted": None if outcome.predicted is None else outcome.predicted.document(),
         "limit": None if outcome.limit is None else outcome.limit.document(),
-        "certified": outcome.certified,
-        "gain": outcome.gain,
+        **_fields(outcome, "certified", "gain"),
         "gains": {f"{g:g}": r for g, r in outcome.gains.items()},
-        "recovered_samples": [list(s) for s in outcome.recovered_samples],
+        "recovered_samples": _plain(outcome.recovered_samples),
     }
 
 
-def _defence(outcome: DefenceOutcome) -> dict[str, Any]:
-    return {
-        "name": outcome.name,
-        "kind": outcome.kind,
-        "baseline": outcome.is_baseline,
-        "recall": {t.key: share for t, share in outcome.recall.items()},
-    }
+def _fields(record: object, *names: str) -> dict[str, Any]:
+    """Fields of a record that are written under their own names; named one by one, so that no sample is among them."""
+    return {name: _plain(getattr(record, name)) for name in names}
+
+
+def _plain(value: Any) -> Any:
+    """Lists for tuples, and thresholds by their keys."""
+    if isinstance(value, tuple):
+        return [_plain(part) for part in value]
+    if isinstance(value, Mapping):
+        return {key.key if isinstance(key, Threshold) else key: part for key, part in value.items()}
+    return value
 
 
 def _number(value: float, largest: float = float("inf")) -> float | None:
