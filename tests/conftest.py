@@ -25,7 +25,7 @@ from qbi.data.decode import centre_crop, decode_all, is_image  # noqa: E402
 from qbi.data.folder import IMAGENET_MEAN, IMAGENET_STD  # noqa: E402
 from qbi.data.text import Corpus  # noqa: E402
 from qbi.data.tree import files  # noqa: E402
-from qbi.data.wordpiece import wordpiece_tokens  # noqa: E402
+from qbi.lab.wordpiece import wordpiece_tokens  # noqa: E402
 from qbi.records import ImageData, TextData  # noqa: E402
 
 DATA = Path(os.environ.get("QBI_DATA", Path(__file__).parents[2] / "shared" / "data"))

@@ -13,8 +13,8 @@ from qbi.data.photos import synthetic_photos
 from qbi.defences import AGGP, defended_step, keep_share
 from qbi.defences.policy import decide, policy_named
 from qbi.federation.exposed import exposed_step
-from qbi.gram.channels import channel_grams
 from qbi.lab.reproduce.cells import Cell
+from qbi.lab.reproduce.channel_grams import channel_grams
 from qbi.lab.reproduce.image_cells import attack_cell
 from qbi.lab.reproduce.split import split_half
 from qbi.lab.reproduce.text_cells import text_cell

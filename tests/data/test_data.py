@@ -15,9 +15,9 @@ from qbi.data.images import denormalised, normalised
 from qbi.data.open import open_images
 from qbi.data.photos import MEAN, STD, synthetic_photos
 from qbi.data.text import Corpus, load_imdb, load_text, word_tokens
-from qbi.data.wordpiece import train_wordpiece, wordpiece_tokens
 from qbi.errors import DataError
 from qbi.files import to_json, write_atomically
+from qbi.lab.wordpiece import train_wordpiece, wordpiece_tokens
 
 
 def test_photos_are_the_same_for_the_same_seed_whatever_their_number():

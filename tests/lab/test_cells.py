@@ -13,7 +13,8 @@ from qbi.carrier import flat
 from qbi.data.images import normalised, unit_pixels
 from qbi.errors import BadValue, DataError
 from qbi.gram import gram
-from qbi.gram.channels import (
+from qbi.lab.reproduce.cells import GRID, Cell
+from qbi.lab.reproduce.channel_grams import (
     batch_norm_view,
     channel_grams,
     fixed_view,
@@ -22,8 +23,6 @@ from qbi.gram.channels import (
     view_gram,
     view_sums,
 )
-from qbi.gram.text import embedded_gram
-from qbi.lab.reproduce.cells import GRID, Cell
 from qbi.lab.reproduce.image_cells import (
     attack_cell,
     normalisation_cell,
@@ -36,7 +35,7 @@ from qbi.lab.reproduce.published_values import published, published_cell
 from qbi.lab.reproduce.split import split_half
 from qbi.lab.reproduce.store import Store
 from qbi.lab.reproduce.synthetic_cells import synthetic_cell, wishart_factor
-from qbi.lab.reproduce.text_cells import TWO_EMBEDDINGS, embedding, real_text_cell, text_cell
+from qbi.lab.reproduce.text_cells import TWO_EMBEDDINGS, embedded_gram, embedding, real_text_cell, text_cell
 from qbi.metrics import mean_interval
 from qbi.randomness import generator
 

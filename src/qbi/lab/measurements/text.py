@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from qbi.data.text import load_imdb
-from qbi.data.wordpiece import encode, train_wordpiece
 from qbi.lab.sentences import LENGTH, build, judge, train
+from qbi.lab.wordpiece import encode, train_wordpiece
 from qbi.lab.workers import Workers
 
 TEXTS, HELD = 4000, 1000

@@ -11,7 +11,8 @@ from qbi.attacks import PAIRS, QBI, Attack, InGramSpace, InputRange, TrapWeights
 from qbi.attacks.base import AuxiliaryGroup
 from qbi.carrier import flat
 from qbi.data.images import normalised, unit_pixels
-from qbi.gram.channels import (
+from qbi.lab.reproduce.cells import Cell, Measured, Result
+from qbi.lab.reproduce.channel_grams import (
     ChannelGrams,
     View,
     batch_norm_view,
@@ -21,7 +22,6 @@ from qbi.gram.channels import (
     view_gram,
     view_sums,
 )
-from qbi.lab.reproduce.cells import Cell, Measured, Result
 from qbi.lab.reproduce.methods import GramSource, attacks_measured, measured, paper_attacks, tuning_samples
 from qbi.lab.reproduce.real import TrainedOn, real_measured
 from qbi.lab.reproduce.split import Split, split_half

@@ -21,9 +21,9 @@ from qbi.data.cifar10 import load_cifar10
 from qbi.data.folder import load_imagenet
 from qbi.data.locating import FoundData
 from qbi.data.text import load_imdb
-from qbi.data.wordpiece import wordpiece_tokens
 from qbi.errors import DataError
-from qbi.gram.channels import ChannelGrams, channel_grams
+from qbi.lab.reproduce.channel_grams import ChannelGrams, channel_grams
+from qbi.lab.wordpiece import wordpiece_tokens
 from qbi.records import ImageData, TextData
 
 Progress = Callable[[int], None]

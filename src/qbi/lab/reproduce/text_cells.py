@@ -1,12 +1,11 @@
 """Cells on text: embedded reviews, whose embedding is drawn afresh for every run."""
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Float64, Int
 from torch import Tensor, nn
 
 from qbi.attacks import PAIRS, QBI, Attack, InGramSpace, InputRange, TrapWeights, mount
 from qbi.attacks.base import AuxiliaryGroup
-from qbi.gram.text import embedded_gram, embedded_sums
 from qbi.lab.reproduce.cells import Cell, Measured, Result
 from qbi.lab.reproduce.methods import GramSource, attacks_measured, measured, paper_attacks, tuning_samples
 from qbi.lab.reproduce.real import TrainedOn, real_measured
@@ -18,6 +17,9 @@ from qbi.records import TextData
 DIMENSION = 250
 TWO_EMBEDDINGS = "pairs, two embeddings"
 """PAIRS as the authors ran it on text."""
+
+POSITIONS = 16
+"""Token positions multiplied in float32 before they are added up in float64."""
 
 
 def text_cell(cell: Cell, data: TextData, device: str) -> Result:
@@ -122,3 +124,24 @@ def _real(cell: Cell, attack: Attack, table: Tensor, tokens: Tensor, split: Spli
         for index in split.batches
     )
     return real_measured(mounted, batches, cell.route)
+
+
+def embedded_gram(
+    a: Int[Tensor, "a t"], b: Int[Tensor, "b t"], table: Float[Tensor, "v d"], other: Float[Tensor, "v d"] | None = None
+) -> Float64[Tensor, "a b"]:
+    """Inner products of embedded texts, a few positions at a time: never the whole a×(t·d) matrix.
+
+    With `other`, the second texts are embedded by that table.
+    """
+    second = table if other is None else other
+    total = torch.zeros(len(a), len(b), dtype=torch.float64, device=table.device)
+    for start in range(0, a.shape[1], POSITIONS):
+        left = table[a[:, start : start + POSITIONS]].flatten(1)
+        right = left if a is b and other is None else second[b[:, start : start + POSITIONS]].flatten(1)
+        total += left @ right.T
+    return total
+
+
+def embedded_sums(tokens: Int[Tensor, "a t"], table: Float[Tensor, "v d"]) -> Float64[Tensor, " a"]:
+    """The sum of each embedded text's values."""
+    return table.double().sum(1)[tokens].sum(1)
