@@ -11,7 +11,7 @@ from qbi.auditing.campaign import Attempt, Campaign
 from qbi.auditing.pixels import pixel_range
 from qbi.carrier import flat
 from qbi.errors import CannotRead
-from qbi.metrics import FAITHFUL, THRESHOLDS, Threshold, match
+from qbi.metrics import FAITHFUL, THRESHOLDS, Threshold, match, shares
 from qbi.pictures import Decoder, Prefix, decoder_for, fit_pictures
 from qbi.pictures.prefix import features_of
 
@@ -102,7 +102,7 @@ def _judged(
     low, high = (part.to(public) for part in pixel_range(samples))
     known = features_of(prefix, public)
     found: dict[str, list[Mapping[Threshold, float]]] = {"made": [], "mean": [], "nearest": []}
-    shares: list[float] = []
+    hits: list[float] = []
     first: tuple[Tensor, Tensor] | None = None
     for trial in attempt.trials:
         inputs, _ = samples.batch(trial.chosen, campaign.device)
@@ -118,8 +118,8 @@ def _judged(
             mean = decoder(decoder.centre[None]).float().clamp(low, high).expand_as(made)
         truth = samples.pixels(flat(inputs[0].float()).cpu())
         for name, images in (("made", made), ("mean", mean), ("nearest", closest)):
-            found[name].append(_shares(samples.pixels(flat(images.float()).cpu()), truth))
-        shares.append(float(hit.double().mean()))
+            found[name].append(shares(match(samples.pixels(flat(images.float()).cpu()), truth)))
+        hits.append(float(hit.double().mean()))
         first = first or (truth, samples.pixels(flat(made).cpu()))
     assert first is not None
     shape = samples.images.shape
@@ -128,16 +128,10 @@ def _judged(
         attempt.outcome.attack,
         attempt.outcome.layer,
         len(public),
-        sum(shares) / len(shares),
+        sum(hits) / len(hits),
         mean_of["made"],
         mean_of["mean"],
         mean_of["nearest"],
         time.perf_counter() - started,
         *(part.reshape(-1, *shape).clamp(0, 1) for part in first),
     )
-
-
-def _shares(read: Tensor, truth: Tensor) -> dict[Threshold, float]:
-    """Shares of samples that stand among the pictures, each picture for one sample at the most."""
-    found = match(read, truth)
-    return {t: float(found[t].recovered.double().mean()) for t in THRESHOLDS}

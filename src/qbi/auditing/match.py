@@ -8,13 +8,13 @@ from torch import Tensor
 from qbi.auditing.campaign import Attempt, Campaign
 from qbi.auditing.client import Client
 from qbi.auditing.outcomes import beats_a_guess
-from qbi.auditing.pixels import pixel_range
+from qbi.auditing.pixels import MadeImages, beside_a_guess, pixel_range
 from qbi.auditing.samples import Samples
 from qbi.carrier import flat
 from qbi.errors import BadValue, CannotRead
 from qbi.extraction.labels import batch_labels, classifier
 from qbi.matching import Effort, GradientDistance, MatchedImages, match_images, seconds_needed
-from qbi.metrics import THRESHOLDS, Guess, Threshold, match
+from qbi.metrics import Threshold, shares
 from qbi.records import Update
 from qbi.report.wording import shares_in_words
 
@@ -31,7 +31,7 @@ QUICK, FULL, FULL_ON_GPU = Effort(600, 1), Effort(2400, 2), Effort(4800, 4)
 
 
 @dataclass(frozen=True)
-class MatchedBatch:
+class MatchedBatch(MadeImages):
     """What gradient matching made of the first batch, or why it was not tried."""
 
     tried: bool
@@ -47,18 +47,6 @@ class MatchedBatch:
     """One less the cosine between the gradient of what was found and the one that was sent."""
     recovered: Mapping[Threshold, float] = field(default_factory=dict)
     """Shares of the batch, each image for one sample at the most."""
-    guessed: Mapping[Threshold, float] = field(default_factory=dict)
-    """The same with nothing read: the mean of other images, or the nearest of them."""
-    beyond: Mapping[Threshold, float] = field(default_factory=dict)
-    """Of what such a guess would miss, the share that was read."""
-    truth: Tensor | None = field(default=None, repr=False)
-    seen: Tensor | None = field(default=None, repr=False)
-    """The batch, in [0, 1], and for each image what was found of it; what counts for none of them is grey."""
-
-    @property
-    def says_more(self) -> bool:
-        """Whether images are seen that a guess would not give."""
-        return self.share_at(THRESHOLDS[-1]) > 0
 
     def share_at(self, wanted: Threshold) -> float:
         """What is seen at a threshold, where it is more than a guess; nothing where it was not tried."""
@@ -115,11 +103,11 @@ def matching_in_words(found: MatchedBatch) -> str:
     """What came of it, with the time that was said and the time that it took; or why it was not tried."""
     if not found.tried:
         return f"Gradient matching was not tried: {found.reason}"
-    shares = shares_in_words(found.recovered, "images")
+    read = shares_in_words(found.recovered, "images")
     guess = shares_in_words(found.guessed, "images")
     return (
         f"Gradient matching, {_length(found.effort)} (announced {_duration(found.announced or 0.0)}, took "
-        f"{_duration(found.seconds)}), labels {'certain' if found.certain else 'estimated'}: {shares}. A guess: {guess}."
+        f"{_duration(found.seconds)}), labels {'certain' if found.certain else 'estimated'}: {read}. A guess: {guess}."
     )
 
 
@@ -141,19 +129,9 @@ def _labels(campaign: Campaign, update: Update) -> tuple[Tensor, bool]:
 def _judged(
     campaign: Campaign, found: MatchedImages, effort: Effort, announced: float, *, certain: bool
 ) -> MatchedBatch:
-    samples = campaign.samples
-    assert samples.images is not None
-    chosen, inputs, _ = campaign.updates.batch(0)
-    truth, made = (samples.pixels(flat(part.float()).cpu()) for part in (inputs[0], found.images))
-    source, order = campaign.others()
-    others = samples.pixels(flat(source.inputs[0][order].float())) if len(order) else None
-    recoveries = match(made, truth)
-    guess = Guess.of(truth, recoveries, others, samples.data_range)
-    seen = truth.new_full(truth.shape, 0.5)
-    for threshold in reversed(THRESHOLDS):
-        hit = recoveries[threshold]
-        seen[hit.recovered] = made[hit.candidate[hit.recovered]]
-    shape = samples.images.shape
+    _, inputs, _ = campaign.updates.batch(0)
+    truth, made = (campaign.samples.pixels(flat(part.float()).cpu()) for part in (inputs[0], found.images))
+    recoveries, beside = beside_a_guess(campaign, truth, made)
     return MatchedBatch(
         tried=True,
         reason="",
@@ -162,11 +140,8 @@ def _judged(
         seconds=found.seconds,
         certain=certain,
         distance=found.distance,
-        recovered={t: float(r.recovered.double().mean()) for t, r in recoveries.items()},
-        guessed=guess.share,
-        beyond=guess.beyond,
-        truth=truth.reshape(len(chosen), *shape).clamp(0, 1),
-        seen=seen.reshape(len(chosen), *shape).clamp(0, 1),
+        recovered=shares(recoveries),
+        **beside,
     )
 
 

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from qbi.auditing.campaign import Campaign
-from qbi.auditing.domain import is_heavy
 from qbi.auditing.outcomes import beats_a_guess
+from qbi.auditing.pixels import MadeImages, beside_a_guess
 from qbi.auditing.sent_updates import rounded
 from qbi.carrier import flat
 from qbi.errors import CannotMount, CannotRead, QbiError
 from qbi.federation import client_step
-from qbi.metrics import THRESHOLDS, Guess, Recoveries, Threshold, match
+from qbi.metrics import THRESHOLDS, Threshold, match, shares
 from qbi.patches import PatchEmbedding, ReadPatches, find_embedding, one_class_speaks, read_patches
 from qbi.records import Update
 
@@ -23,7 +23,7 @@ MOST_CLASSES = 8
 
 
 @dataclass(frozen=True)
-class FoundPatches:
+class FoundPatches(MadeImages):
     """What was read of one batch, or why nothing could be."""
 
     layer: str
@@ -47,17 +47,7 @@ class FoundPatches:
     """Shares of the batch that one such update gives, at best."""
     all_updates: Mapping[Threshold, float] = field(default_factory=dict)
     """Shares of the batch that all of them give, of the same batch."""
-    guessed: Mapping[Threshold, float] = field(default_factory=dict)
-    beyond: Mapping[Threshold, float] = field(default_factory=dict)
     seconds: float = 0.0
-    truth: Tensor | None = field(default=None, repr=False)
-    seen: Tensor | None = field(default=None, repr=False)
-    """The batch, in [0, 1], and for each image what its patches give; what was not read is grey."""
-
-    @property
-    def says_more(self) -> bool:
-        """Whether images are read that a guess would not give."""
-        return self.share_at(THRESHOLDS[-1]) > 0
 
     def share_at(self, wanted: Threshold) -> float:
         """What one update gives at a threshold, where it is more than a guess."""
@@ -86,7 +76,7 @@ def found_patches(campaign: Campaign, say: Callable[[str], None]) -> FoundPatche
             return FoundPatches(embedding.layer, embedding.positions, embedding.patches, embedding.width, str(problem))
         plain = None
     first = _of_the_first(campaign, embedding, pixels)
-    most = 1 if is_heavy(campaign.operations, client) else MOST_CLASSES
+    most = 1 if campaign.heavy else MOST_CLASSES
     read = [_of_one_class(campaign, embedding, int(label), pixels) for label in targets.unique()[:most]]
     judged = _judged(campaign, embedding, plain, [r for r in read if r is not None], len(read))
     return replace(judged, first_alone=first, seconds=time.perf_counter() - started)
@@ -113,11 +103,7 @@ def _of_the_first(campaign: Campaign, embedding: PatchEmbedding, pixels: int) ->
     except (QbiError, ValueError, RuntimeError):  # a batch norm takes no batch of one
         return dict.fromkeys(THRESHOLDS, 0.0)
     made, truth = (campaign.samples.pixels(part) for part in (read.image[None], flat(inputs[0][:1].float()).cpu()))
-    return _shares(match(made, truth))
-
-
-def _shares(recoveries: Recoveries) -> dict[Threshold, float]:
-    return {t: float(r.recovered.double().mean()) for t, r in recoveries.items()}
+    return shares(match(made, truth))
 
 
 def _of_one_class(campaign: Campaign, embedding: PatchEmbedding, label: int, pixels: int) -> ReadPatches | None:
@@ -139,26 +125,16 @@ def _judged(
     updates: int,
 ) -> FoundPatches:
     samples = campaign.samples
-    assert samples.images is not None
     _, inputs, _ = campaign.updates.batch(0)
     truth = samples.pixels(flat(inputs[0].float()).cpu())
 
-    def seen_of(read: list[ReadPatches]) -> tuple[Tensor, Recoveries]:
+    def pictures(read: list[ReadPatches]) -> Tensor:
         images = torch.stack([r.image for r in read]) if read else truth.new_zeros(0, truth.shape[1])
-        made = samples.pixels(images)
-        return made, match(made, truth)
+        return samples.pixels(images)
 
-    every = [*crafted, *([] if plain is None else [plain])]
-    made, recoveries = seen_of(every)
-    source, order = campaign.others()
-    others = samples.pixels(flat(source.inputs[0][order].float())) if len(order) else None
-    guess = Guess.of(truth, recoveries, others, samples.data_range)
-    single = [_shares(seen_of([r])[1]) for r in crafted]
-    seen = truth.new_full(truth.shape, 0.5)
-    for threshold in reversed(THRESHOLDS):
-        hit = recoveries[threshold]
-        seen[hit.recovered] = made[hit.candidate[hit.recovered]]
-    shape = samples.images.shape
+    honest = [] if plain is None else [plain]
+    _, beside = beside_a_guess(campaign, truth, pictures([*crafted, *honest]))
+    single = [shares(match(pictures([r]), truth)) for r in crafted]
     return FoundPatches(
         layer=embedding.layer,
         positions=embedding.positions,
@@ -166,13 +142,10 @@ def _judged(
         width=embedding.width,
         reason="",
         rest=None if plain is None else plain.rest,
-        honest=_shares(seen_of([] if plain is None else [plain])[1]),
+        honest=shares(match(pictures(honest), truth)),
         updates=updates,
         proven=sum(r.alone for r in crafted),
         one_update={t: max((s[t] for s in single), default=0.0) for t in THRESHOLDS},
-        all_updates=_shares(seen_of(crafted)[1]),
-        guessed=guess.share,
-        beyond=guess.beyond,
-        truth=truth.reshape(-1, *shape).clamp(0, 1),
-        seen=seen.reshape(-1, *shape).clamp(0, 1),
+        all_updates=shares(match(pictures(crafted), truth)),
+        **beside,
     )

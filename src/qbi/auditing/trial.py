@@ -18,7 +18,7 @@ from qbi.defences import Defence
 from qbi.exposure import leakage
 from qbi.federation.client import Loss
 from qbi.federation.local import without_decay
-from qbi.metrics import THRESHOLDS, Guess, Recoveries, match
+from qbi.metrics import Guess, Recoveries, match, nearest_shown
 from qbi.randomness import generator
 from qbi.records import Leakage
 
@@ -89,10 +89,7 @@ def read_update(
     unit, span = _units(truth, samples, mounted.carrier.source, exact=exact)
     compared = (read, truth) if unit is None else (read / unit, truth / unit)
     recoveries = match(*compared, data_range=span)
-    shown = torch.zeros_like(truth)
-    for threshold in reversed(THRESHOLDS):
-        recovery = recoveries[threshold]
-        shown[recovery.recovered] = read[recovery.candidate[recovery.recovered]].to(shown)
+    shown = nearest_shown(recoveries, read, torch.zeros_like(truth))
     arrived = mounted.carrier.arrived(sent.seen.features).cpu()
     proven = None if candidates.certified is None else int(candidates.certified.sum())
     return Trial(

@@ -2,7 +2,7 @@
 
 from qbi.metrics.guess import Guess
 from qbi.metrics.intervals import mean_interval
-from qbi.metrics.matching import Recoveries, match
+from qbi.metrics.matching import Recoveries, match, nearest_shown, shares
 from qbi.metrics.similarity import l1, psnr, ssim
 from qbi.metrics.thresholds import CLEAR, EXACT, FAITHFUL, RECOGNISABLE, THRESHOLDS, Threshold
 
@@ -18,6 +18,8 @@ __all__ = [
     "l1",
     "match",
     "mean_interval",
+    "nearest_shown",
     "psnr",
+    "shares",
     "ssim",
 ]

@@ -47,6 +47,22 @@ def match(
     return {threshold: _assign(errors, threshold.largest_error(data_range)) for threshold in thresholds}
 
 
+def shares(recoveries: Recoveries) -> dict[Threshold, float]:
+    """The share of samples recovered at each threshold."""
+    return {threshold: recovery.recall for threshold, recovery in recoveries.items()}
+
+
+def nearest_shown(
+    recoveries: Recoveries, candidates: Float[Tensor, "k m"], blank: Float[Tensor, "b m"]
+) -> Float[Tensor, "b m"]:
+    """For each sample what was read of it at the strictest threshold that has something; `blank` where nothing was."""
+    out = blank.clone()
+    for threshold in reversed(THRESHOLDS):
+        found = recoveries[threshold]
+        out[found.recovered] = candidates[found.candidate[found.recovered]].to(out)
+    return out
+
+
 def mean_squared_errors(
     candidates: Float[Tensor, "k m"], truth: Float[Tensor, "b m"], *, chunk: int = CHUNK
 ) -> Float64[Tensor, "k b"]:
