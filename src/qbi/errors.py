@@ -95,11 +95,11 @@ def require_positive(place: str, **values: int) -> None:
             raise BadValue(f"{place}: {name.replace('_', ' ')} is {value}; it must be at least 1.")
 
 
-def number_in(option: str, value: float, *, above: float = 0.0, most: float = math.inf) -> None:
-    """Refuse a setting that is not finite, not above a bound, or absurdly large."""
-    if not (math.isfinite(value) and above < value <= most):
+def number_in(option: str, value: float, *, most: float = math.inf) -> None:
+    """Refuse a setting that is not finite, not above zero, or absurdly large."""
+    if not (math.isfinite(value) and 0 < value <= most):
         limit = "" if math.isinf(most) else f" and at most {most:,.0f}"
-        raise BadValue(f"{option}: {value:g} is out of range; give a number above {above:g}{limit}.")
+        raise BadValue(f"{option}: {value:g} is out of range; give a number above 0{limit}.")
 
 
 def printable(text: str) -> str:

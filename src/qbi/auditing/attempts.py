@@ -95,9 +95,7 @@ def _too_many(most: int) -> str:
 
 def _chosen(findings: Sequence[Finding], wanted: str) -> list[Finding]:
     able = sorted((f for f in findings if f.attackable), key=lambda f: f.rank, reverse=True)
-    if wanted == "all":
-        return able
-    if wanted == "most exposed":
+    if wanted in ("all", "most exposed"):
         return able
     named = [f for f in findings if f.name == wanted]
     if not named:

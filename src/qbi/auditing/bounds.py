@@ -1,6 +1,6 @@
 """What a budget would mean on this data: what holds for every server, and what the best-case server reads of held-out samples."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -62,15 +62,12 @@ def budget_points(samples: Samples, seed: int) -> tuple[BoundPoint, ...]:
     for point in plain:
         error = server.errors(read, point.noise, generator(seed, "best case", point.bits))
         out.append(
-            BoundPoint(
-                point.bits,
-                point.noise,
-                point.epsilon,
-                point.guess,
-                guarantees.largest_psnr(prior, point.noise),
-                prior.psnr(float(error.mean())),
-                float((error <= near).double().mean()),
-                float(by_mean),
+            replace(
+                point,
+                gaussian_psnr=guarantees.largest_psnr(prior, point.noise),
+                read_psnr=prior.psnr(float(error.mean())),
+                read_recognisable=float((error <= near).double().mean()),
+                guessed=float(by_mean),
             )
         )
     return tuple(out)

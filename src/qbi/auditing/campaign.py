@@ -6,11 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 
-import torch
-
 from qbi.attacks import Attack, Carried, Knowledge, Mounted
 from qbi.attacks.mounting import as_it_is, with_attack, write
-from qbi.auditing.domain import FEW, Domain
+from qbi.auditing.domain import Domain
 from qbi.auditing.finding import Finding, Untested
 from qbi.auditing.outcomes import AttackOutcome
 from qbi.auditing.pruned_passes import sparse_backward
@@ -120,10 +118,8 @@ class Campaign(Domain):
     def mounted(self, attack: type[Attack], finding: Finding) -> Mounted:
         """The attack prepared for a layer, with the statistics and samples of the domain that it asks for."""
         assert finding.carried is not None
-        source, order = self.others()
-        some = order[:FEW] if len(order) >= 2 else torch.arange(min(FEW, len(self.samples)))
         carried = self.settled(finding.carried)
-        carried = carried.placed_for(attack.domain, self.arrivals(carried, source, some))
+        carried = carried.placed_for(attack.domain, self.arrivals(carried, *self.a_few()))
         blank = Knowledge(
             self.client.samples * carried.carrier.tokens,
             finding.target.neurons,

@@ -92,6 +92,11 @@ class Domain:
             used[chosen_batch(self.samples, self.client, self.seed, number)] = True
         return self.samples, (~used).nonzero()[:, 0]
 
+    def a_few(self) -> tuple[Samples, Tensor]:
+        """Some of them; of the client's own where there are none."""
+        source, order = self.others()
+        return source, order[:FEW] if len(order) >= 2 else torch.arange(min(FEW, len(self.samples)))
+
     def auxiliary_for(self, carried: Carried, attack: type[Attack], knowledge: Knowledge) -> Tensor | None:
         """Samples of the domain as they arrive at the layer: given ones, or those that are in no batch."""
         needed, useful = attack.auxiliary_needed(knowledge), attack.auxiliary_useful(knowledge)
@@ -138,8 +143,7 @@ class Domain:
 
     def settled(self, carried: Carried) -> Carried:
         """The same with what a server knows of the model it sends: which positions send gradients, and what stands in for a bias."""
-        source, order = self.others()
-        some = order[:FEW] if len(order) >= 2 else torch.arange(min(FEW, len(self.samples)))
+        source, some = self.a_few()
         carrier = carried.carrier
         if carrier.tokens > 1 and carrier.senders is None:
             senders = self._senders(carried, source, some[:4])

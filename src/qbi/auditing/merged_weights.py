@@ -18,10 +18,6 @@ class Plain:
     origins: dict[str, tuple[str, ...]]
     """For a weight that was put together: the trained parameters that it was made of."""
 
-    def original(self, name: str) -> tuple[str, ...]:
-        """The user's names of a parameter."""
-        return self.origins.get(name, (name,))
-
 
 KNOWN = (parametrizations._WeightNorm, parametrizations._SpectralNorm)
 """Direction and length of each row (together they determine its gradient), and division by the largest singular value."""

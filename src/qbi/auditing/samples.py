@@ -121,8 +121,7 @@ def as_tensors(data: Any) -> tuple[Tensor | tuple[Tensor, ...], Tensor | None]:
         inputs = tuple(torch.as_tensor(value) for name, value in data.items() if name != target)
         return inputs, None if target is None else torch.as_tensor(data[target])
     if isinstance(data, tuple | list) and data and all(isinstance(part, Tensor | np.ndarray) for part in data):
-        parts = tuple(torch.as_tensor(part) for part in data)
-        return (parts[0], parts[1]) if len(parts) == 2 else (parts[:-1], parts[-1])
+        return _pair(data)
     return _from_iterable(data)
 
 

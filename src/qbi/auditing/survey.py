@@ -113,8 +113,7 @@ def _look_at_linear_form(
 
 def _outputs(model: nn.Module, sample: tuple[Tensor, ...]) -> list[Tensor]:
     """What a model gives out for a sample, its own random numbers seeded."""
-    with as_client(model), torch.no_grad():
-        torch.manual_seed(0)
+    with as_client(model, seed=0), torch.no_grad():
         return [v for v in tree_leaves(model(*sample)) if isinstance(v, Tensor) and v.is_floating_point()]
 
 

@@ -7,7 +7,6 @@ buffers, the loss and the learning rate are not.
 
 import copy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -16,9 +15,6 @@ from qbi.defences.base import Kind
 from qbi.errors import BadValue, first_line
 from qbi.federation.client import Loss, client_batch, default_loss, run_model
 from qbi.records import Update
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True)

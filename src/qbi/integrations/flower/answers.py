@@ -6,9 +6,8 @@ Names of records, their order and the kind of message follow from what the serve
 from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
-from torch import Tensor
 
-from qbi.integrations.flower.records import arrays_of, records_in, state_of
+from qbi.integrations.flower.records import arrays_of, records_in, sent_in, state_of
 from qbi.private.allowed import NotReleased
 from qbi.private.gate import Gate, Leaving
 
@@ -33,12 +32,6 @@ def gated(gate: Gate, asked: Message, reply: Message) -> Message:
     older = next((answer for name, answer in OLDER.items() if name in asked.content), None)
     content = _older(left, older) if older else _newer(left)
     return Message(content, reply_to=asked)
-
-
-def sent_in(asked: Message) -> dict[str, Tensor]:
-    """Everything that came, whatever number of records it came in."""
-    records = records_in(asked.content, ArrayRecord)
-    return {name: value for record in records.values() for name, value in state_of(record).items()}
 
 
 def _newer(left: Leaving) -> RecordDict:

@@ -13,10 +13,9 @@ import os
 from collections.abc import Callable, Mapping
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MessageType, MetricRecord, RecordDict
-from torch import Tensor
 
 from qbi.errors import BadValue, QbiError
-from qbi.integrations.flower.records import arrays_of, records_in, state_of
+from qbi.integrations.flower.records import arrays_of, records_in, sent_in, state_of
 from qbi.private.boundary import REFUSED
 from qbi.private.owner import VARIABLE, OwnersSite
 from qbi.private.receipts import Receipts
@@ -82,13 +81,13 @@ def _mod(msg: Message, ctxt: Context, call_next: Next, fixed: Mapping[str, str |
 
         kind = msg.metadata.message_type.split(".")[0]
         passed = guarded_round(
-            settings, _sent(msg), work, trains=kind == MessageType.TRAIN, spent=before, told=charged.append
+            settings, sent_in(msg), work, trains=kind == MessageType.TRAIN, spent=before, told=charged.append
         )
         content = _content(passed.reply, kinds, known)
         if site is not None and settings.policy == "private":
             # For the gate in the SuperNode's process, which saw nothing of the training.
             for state in passed.reply.arrays.values():
-                write_receipts(Receipts.of(site), _sent(msg), state)
+                write_receipts(Receipts.of(site), sent_in(msg), state)
         if not settings.ledger:
             ctxt.state[SPENT] = ConfigRecord({"bits": before + sum(charged)})
     except (Exception, SystemExit) as problem:  # whatever it is, it must not leave, nor its words
@@ -105,12 +104,6 @@ def _spent(ctxt: Context) -> float:
     """Bits that have left in this run, by the node's own state."""
     record = ctxt.state.get(SPENT)
     return float(record["bits"]) if isinstance(record, ConfigRecord) else 0.0  # type: ignore[arg-type]
-
-
-def _sent(msg: Message) -> dict[str, Tensor]:
-    """Everything that came, whatever number of records it came in."""
-    records = records_in(msg.content, ArrayRecord)
-    return {name: value for record in records.values() for name, value in state_of(record).items()}
 
 
 def _reply(reply: Message) -> Reply:

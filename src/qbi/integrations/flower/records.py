@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from safetensors.torch import save
 from torch import Tensor
 
@@ -21,6 +21,12 @@ def records_in(content: RecordDict, kind: type[Kind]) -> dict[str, Kind]:
 def state_of(arrays: ArrayRecord) -> dict[str, Tensor]:
     """The arrays by name, whatever their type; scalars and whole numbers stay what they are."""
     return {name: torch.from_numpy(array.numpy().copy()) for name, array in arrays.items()}
+
+
+def sent_in(message: Message) -> dict[str, Tensor]:
+    """Every array of a message, whatever number of records it came in."""
+    records = records_in(message.content, ArrayRecord)
+    return {name: value for record in records.values() for name, value in state_of(record).items()}
 
 
 def arrays_of(state: dict[str, Tensor]) -> ArrayRecord:
