@@ -236,8 +236,8 @@ FAULTS = [
     ),
     (
         "private/site.py",
-        "else settings.total - spent",
-        "else settings.total",
+        "Boundary(sent, metrics, settings.total - spent, pay=pay)",
+        "Boundary(sent, metrics, settings.total, pay=pay)",
         "test_policy.py",
     ),
     (
@@ -299,9 +299,9 @@ FAULTS = [
     ),
     (
         "private/site.py",
-        '            ledger.spend(settings.data, "round", guarantees.noise_for_bits(bits), limit=settings.total)\n',
+        '            ledger.spend(settings.data, family, guarantees.noise_for_bits(bits), limit=settings.total)\n',
         "            try:\n"
-        '                ledger.spend(settings.data, "round", guarantees.noise_for_bits(bits), limit=settings.total)\n'
+        '                ledger.spend(settings.data, family, guarantees.noise_for_bits(bits), limit=settings.total)\n'
         "            except Exception as problem:\n"
         '                if "used up" in str(problem):\n                    raise\n',
         "test_evidence.py",

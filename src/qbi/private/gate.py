@@ -5,7 +5,6 @@ released (policy `private`), or as the gate itself releases them (policy `update
 in one order. What a framework's module makes of it is built anew: nothing of the reply itself is passed on.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,12 +13,10 @@ from torch import Tensor
 
 from qbi.private.boundary import PRESENCE, Boundary, State, by_position
 from qbi.private.goal import Budget
-from qbi.private.ledger import Ledger
 from qbi.private.owner import OwnersSite
 from qbi.private.receipts import Receipts
-from qbi.private.site import look_at_model, reason
+from qbi.private.site import look_at_model, paying_boundary, reason
 from qbi.private.update import ReleasedUpdate
-from qbi.theory import guarantees
 
 MOST_SAID = 5
 
@@ -51,13 +48,7 @@ class Gate:
         """What of a reply may leave. It is paid for first; whatever is wrong raises, and then nothing leaves."""
         self.look(sent)
         settings = self.site.settings
-        ledger = Ledger(settings.ledger)
-
-        def pay(bits: float) -> None:
-            if bits > 0:
-                ledger.spend(settings.data, "gate", guarantees.noise_for_bits(bits), limit=settings.total)
-
-        boundary = Boundary(sent, settings.named(), math.inf, pay=pay, ledger=ledger.path.resolve())
+        boundary = paying_boundary(settings, sent, settings.named(), family="gate")
         out: Mapping[str, Tensor] | None = None
         if arrays is not None:
             out = self._update(boundary, arrays) if settings.policy == "update" else self._released(boundary, arrays)

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from qbi.errors import QbiError, first_line
-from qbi.private.arithmetic import dense, exact_arithmetic, full_precision, quietly
+from qbi.private.arithmetic import dense, exact_arithmetic, full_precision
 from qbi.private.clipping import MOST_FORMED, MOST_FORMED_ON_CPU, formed_values
 from qbi.private.forgetting import seed_all
 from qbi.private.products import returned
@@ -121,12 +121,7 @@ def _plain(evaluator: Evaluator, x: Any, y: Any, seed: int) -> dict[str, Tensor]
         for (n, s), p in zip(evaluator.shapes.items(), evaluator.parameters.values(), strict=True)
     }
     for number in range(2):
-        one = tree_map(lambda v, number=number: v[number], (x, y))
-        values = {n: v.clone() for n, v in evaluator.values().items()}
-        own = {n: values[n].requires_grad_() for n in evaluator.parameters}
-        with torch.enable_grad(), quietly(), evaluator.forgetful(), torch.random.fork_rng(devices=[]):
-            seed_all(seed)
-            value = evaluator.loss_of(values, *one)
+        value, own = evaluator.alone(*tree_map(lambda v, number=number: v[number], (x, y)), seed)
         if value.requires_grad:
             found = torch.autograd.grad(value, list(own.values()), materialize_grads=True)
             for n, g in zip(own, found, strict=True):

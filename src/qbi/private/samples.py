@@ -124,12 +124,7 @@ class Evaluator:
         seeds = torch.randint(2**62, (len(used),)).tolist()
         for number in used.nonzero()[:, 0].tolist():
             x, y = tree_map(lambda v, number=number: v[number], (inputs, targets))
-            # Copies: what a forward pass writes into them is gone with the sample.
-            values = {n: v.clone() for n, v in self.values().items()}
-            own = {n: values[n].requires_grad_() for n in self.parameters}
-            with torch.enable_grad(), quietly(), self.forgetful(), torch.random.fork_rng(devices=[]):
-                forgetting.seed_all(seeds[number])
-                value = self.loss_of(values, x, y)
+            value, own = self.alone(x, y, seeds[number])
             if not value.requires_grad:  # the same for every weight
                 gradients: Any = [torch.zeros_like(v) for v in own.values()]
             else:
@@ -142,11 +137,7 @@ class Evaluator:
 
     def reached(self, x: Any, y: Any) -> set[str]:
         """The parameters that a sample's loss depends on, by one plain pass on zeros; refuses uses beside the model's own call."""
-        first = tree_map(lambda v: v[0], (x, y))
-        values = {n: v.clone() for n, v in self.values().items()}
-        own = {n: values[n].requires_grad_() for n in self.parameters}
-        with torch.enable_grad(), quietly(), self.forgetful(), torch.random.fork_rng(devices=[]):
-            value = self.loss_of(values, *first)
+        value, own = self.alone(*tree_map(lambda v: v[0], (x, y)))
         if not value.requires_grad:
             return set()
         wanted = [*self.parameters.values(), *own.values()]
@@ -158,6 +149,16 @@ class Evaluator:
                     "followed. Use weights inside the model only; a penalty on weights goes into Private(penalty=...)."
                 )
         return {n for n, g in zip(own, found[len(self.parameters) :], strict=True) if g is not None}
+
+    def alone(self, x: Any, y: Any, seed: int | None = None) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss of one sample by a plain pass, and the copies of the parameters that it was taken with."""
+        # Copies: what a forward pass writes into them is gone with the sample.
+        values = {n: v.clone() for n, v in self.values().items()}
+        own = {n: values[n].requires_grad_() for n in self.parameters}
+        with torch.enable_grad(), quietly(), self.forgetful(), torch.random.fork_rng(devices=[]):
+            if seed is not None:
+                forgetting.seed_all(seed)
+            return self.loss_of(values, x, y), own
 
     def forgetful(self) -> contextlib.AbstractContextManager[None]:
         """Nothing that the model, the loss or the augmentation keeps is carried to the next sample."""

@@ -133,16 +133,7 @@ def guarded_round(
         told: hears of every charge as it is made, also in a round that is refused later: what was released may leave with the next.
     """
     signs = look_at_model(sent, settings.inspect)
-    ledger = Ledger(settings.ledger) if settings.ledger else None
-    limit = float("inf") if ledger is not None else settings.total - spent
-
-    def pay(bits: float) -> None:
-        told(bits)
-        if ledger is not None and bits > 0:
-            ledger.spend(settings.data, "round", guarantees.noise_for_bits(bits), limit=settings.total)
-
-    path = ledger.path.resolve() if ledger is not None else None
-    with inside(Boundary(sent, settings.named(), limit, pay=pay, ledger=path)) as boundary:
+    with inside(paying_boundary(settings, sent, settings.named(), spent=spent, told=told)) as boundary:
         reply = work()
     if reply is None:
         raise NotReleased("the client's code answered with an error.")
@@ -157,6 +148,28 @@ def guarded_round(
         arrays = {record: boundary.check_arrays(state) for record, state in arrays.items()}
     numbers = {record: boundary.check_numbers(values) for record, values in reply.numbers.items()}
     return Passed(Reply(arrays, numbers), boundary.spent, signs)
+
+
+def paying_boundary(
+    settings: SiteSettings,
+    sent: State,
+    metrics: Mapping[str, AllowedNumber],
+    *,
+    family: str = "round",
+    spent: float = 0.0,
+    told: Callable[[float], None] = lambda _bits: None,
+) -> Boundary:
+    """A round's boundary: bits are written into the owner's ledger before they leave; without one, a run's own total is kept."""
+    ledger = Ledger(settings.ledger) if settings.ledger else None
+
+    def pay(bits: float) -> None:
+        told(bits)
+        if ledger is not None and bits > 0:
+            ledger.spend(settings.data, family, guarantees.noise_for_bits(bits), limit=settings.total)
+
+    if ledger is None:
+        return Boundary(sent, metrics, settings.total - spent, pay=pay)
+    return Boundary(sent, metrics, math.inf, pay=pay, ledger=ledger.path.resolve())
 
 
 def look_at_model(state: State, inspection: Inspection) -> tuple[Sign, ...]:

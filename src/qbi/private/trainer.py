@@ -1,6 +1,5 @@
 """A guarded round in the trainer's process, where the gate is another: private steps are paid for, and what they released gets a receipt."""
 
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -9,11 +8,9 @@ import torch
 from torch import Tensor
 
 from qbi.private.boundary import Boundary, State, inside
-from qbi.private.ledger import Ledger
 from qbi.private.owner import OwnersSite
 from qbi.private.receipts import Receipts
-from qbi.private.site import look_at_model
-from qbi.theory import guarantees
+from qbi.private.site import look_at_model, paying_boundary
 
 
 @dataclass(frozen=True)
@@ -42,16 +39,8 @@ def private_round(sent: State, site: OwnersSite | None = None, name: str = "") -
     `name` is the site's where several share an owner's file, as simulated ones do.
     """
     owner = OwnersSite.read() if site is None else site
-    settings = owner.settings
-    look_at_model(sent, settings.inspect)
-    ledger = Ledger(settings.ledger)
-
-    def pay(bits: float) -> None:
-        if bits > 0:
-            ledger.spend(settings.data, "round", guarantees.noise_for_bits(bits), limit=settings.total)
-
-    boundary = Boundary(sent, {}, math.inf, pay=pay, ledger=ledger.path.resolve())
-    with inside(boundary):
+    look_at_model(sent, owner.settings.inspect)
+    with inside(paying_boundary(owner.settings, sent, {})) as boundary:
         yield PrivateRound(boundary, Receipts.of(owner, name))
 
 
