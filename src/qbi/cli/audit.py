@@ -10,6 +10,7 @@ import typer
 from qbi.cli import audit_options as options
 from qbi.cli.audit_screen import show_audit
 from qbi.cli.common import (
+    FASTEST,
     Device,
     Json,
     Seed,
@@ -21,7 +22,6 @@ from qbi.cli.common import (
     stages,
     words,
 )
-from qbi.cli.options import FASTEST
 from qbi.errors import BadValue, number_in
 from qbi.files import check_place, to_json, write_atomically
 

@@ -15,6 +15,14 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on s
 Seed = Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Same seed, same result.")]
 Device = Annotated[str, typer.Option(help="Where to compute: cpu or cuda.")]
 
+ImageSource = Annotated[
+    str,
+    typer.Option(help="'photos' (built in), a folder or archive of images, CIFAR-10 as a file or folder, or hf:NAME."),
+]
+
+FASTEST = 1e6
+"""Learning rates above it overflow in float32."""
+
 console = Console()
 log = Console(stderr=True)
 

@@ -18,36 +18,25 @@ IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
 
-def load_image_folder(
-    root: Path,
-    *,
-    size: int | None = None,
-    below: str = "",
-    skip_bad: bool = False,
-    progress: Callable[[int], None] | None = None,
-) -> ImageData:
+def load_image_folder(root: Path, *, size: int | None = None, skip_bad: bool = False) -> ImageData:
     """Images of any size, cropped to the centre when `size` is given; normalised with ImageNet's statistics."""
     fit = as_is if size is None else centre_crop(size, size)
-    decoded = _decode(root, below, fit, skip_bad, progress)
-    return _labelled(root.name, decoded)
+    return _labelled(root.name, _decode(root, fit, skip_bad))
 
 
 def load_imagenet(root: Path, *, skip_bad: bool = False, progress: Callable[[int], None] | None = None) -> ImageData:
     """The ImageNet validation set in folders by wnid, with the paper's preprocessing (erratum 14)."""
-    decoded = _decode(root, "", centre_crop(224, 256), skip_bad, progress)
-    return _labelled("ImageNet", decoded)
+    return _labelled("ImageNet", _decode(root, centre_crop(224, 256), skip_bad, progress))
 
 
 def _decode(
     root: Path,
-    below: str,
     fit: Callable[[Image.Image], Image.Image],
     skip_bad: bool,
-    progress: Callable[[int], None] | None,
+    progress: Callable[[int], None] | None = None,
 ) -> Decoded:
-    wanted = files(root, lambda name: is_image(name) and below in name)
     try:
-        decoded = decode_all(wanted, fit, skip_bad=skip_bad, progress=progress)
+        decoded = decode_all(files(root, is_image), fit, skip_bad=skip_bad, progress=progress)
     except DataError as problem:
         named = str(problem).startswith(str(root))
         raise problem if named else DataError(f"{root}: {problem}{_instead(root, str(problem))}") from problem

@@ -40,7 +40,6 @@ class ImageRequest:
     count: int
     seed: int
     skip_bad: bool = False
-    progress: Callable[[int], None] | None = None
 
     @property
     def path(self) -> Path:
@@ -57,17 +56,9 @@ class ImageSource:
     open: Callable[[ImageRequest], ImageData]
 
 
-def open_images(
-    source: str,
-    *,
-    size: int,
-    count: int,
-    seed: int,
-    skip_bad: bool = False,
-    progress: Callable[[int], None] | None = None,
-) -> ImageData:
+def open_images(source: str, *, size: int, count: int, seed: int, skip_bad: bool = False) -> ImageData:
     """Images of the first source that knows the name: built-in photos, `hf:NAME`, CIFAR-10, any folder or archive of images."""
-    asked = ImageRequest(source, size, count, seed, skip_bad, progress)
+    asked = ImageRequest(source, size, count, seed, skip_bad)
     for known in SOURCES.values():
         if known.matches(source):
             return known.open(asked)
@@ -100,9 +91,7 @@ SOURCES: dict[str, ImageSource] = {
         ImageSource(
             "folder",
             lambda source: Path(source).exists(),
-            lambda asked: load_image_folder(
-                asked.path, size=asked.size, skip_bad=asked.skip_bad, progress=asked.progress
-            ),
+            lambda asked: load_image_folder(asked.path, size=asked.size, skip_bad=asked.skip_bad),
         ),
     )
 }

@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
 from qbi.gram import gram
-from qbi.metrics.thresholds import EXACT, Threshold
+from qbi.metrics.thresholds import EXACT
 
 
 @dataclass(frozen=True)
@@ -86,21 +86,21 @@ MOST_ROWS = 2**12
 """Rows up to which pairs of them are looked at."""
 
 
-def count_leaks(exposure: Exposure, *, threshold: Threshold = EXACT) -> Leak:
+def count_leaks(exposure: Exposure) -> Leak:
     """The samples that single rows give away, named."""
     rows, samples = exposure.backprops.shape
     if rows * samples * samples > MOST_WORK:
-        return _leaks_of_the_heaviest(exposure, threshold)
-    near = row_errors(exposure) < threshold.largest_error(_range(exposure))
+        return _leaks_of_the_heaviest(exposure)
+    near = row_errors(exposure) < _exact(exposure)
     return Leak(layer=exposure.layer, samples=near.any(0), rows=near.any(1))
 
 
-def _leaks_of_the_heaviest(exposure: Exposure, threshold: Threshold) -> Leak:
+def _leaks_of_the_heaviest(exposure: Exposure) -> Leak:
     """The same, at the cost of the gradient itself: a row gives away the sample that weighs most in it, or none but its copies."""
     rows, samples = exposure.backprops.shape
     found = torch.zeros(samples, dtype=torch.bool, device=exposure.backprops.device)
     leaking = torch.zeros(rows, dtype=torch.bool, device=exposure.backprops.device)
-    most = threshold.largest_error(_range(exposure))
+    most = _exact(exposure)
     for block in torch.arange(rows, device=found.device).split(max(1, MOST_WORK // (64 * exposure.inputs.shape[1]))):
         backprops = exposure.backprops[block]
         heaviest = backprops.abs().argmax(1)
@@ -111,15 +111,17 @@ def _leaks_of_the_heaviest(exposure: Exposure, threshold: Threshold) -> Leak:
     return Leak(layer=exposure.layer, samples=found, rows=leaking)
 
 
-def _range(exposure: Exposure) -> float:
-    return float(exposure.inputs.max() - exposure.inputs.min()) if exposure.inputs.numel() else 1.0
+def _exact(exposure: Exposure) -> float:
+    """The error below which a sample is read exactly, on the range of the inputs."""
+    span = float(exposure.inputs.max() - exposure.inputs.min()) if exposure.inputs.numel() else 1.0
+    return EXACT.largest_error(span)
 
 
 MOST_PAIRS = 2**14
 """Pairs of rows that are looked at for differences, the closest first."""
 
 
-def difference_leaks(exposure: Exposure, *, threshold: Threshold = EXACT) -> Bool[Tensor, " b"]:
+def difference_leaks(exposure: Exposure) -> Bool[Tensor, " b"]:
     """Samples that the difference of two rows gives away: what imprint and mirrored rows live on.
 
     Two rows differ by one sample only where both weigh all others alike, and then the difference is no longer than the
@@ -142,4 +144,4 @@ def difference_leaks(exposure: Exposure, *, threshold: Threshold = EXACT) -> Boo
     if len(first) == 0:
         return torch.zeros(backprops.shape[1], dtype=torch.bool, device=backprops.device)
     errors = _mixture_errors(backprops[first] - backprops[second], gram(exposure.inputs), exposure.inputs.shape[1])
-    return (errors < threshold.largest_error(_range(exposure))).any(0)
+    return (errors < _exact(exposure)).any(0)

@@ -2,7 +2,6 @@
 
 import base64
 import hashlib
-import io
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -20,7 +19,7 @@ from qbi.private.boundary import THREE_LINES
 from qbi.private.goal import DEFAULT_BITS
 from qbi.report.first_screen import key_figures, severity
 from qbi.report.glossary import meanings, shown_terms
-from qbi.report.pictures import to_image
+from qbi.report.pictures import to_image, to_png
 from qbi.report.wording import threshold_words
 
 LARGEST = 112
@@ -105,9 +104,7 @@ def _png(sample: Tensor) -> str:
     image = to_image(sample.float(), 1)
     if max(image.size) > LARGEST:
         image.thumbnail((LARGEST, LARGEST), Image.Resampling.BOX)
-    buffer = io.BytesIO()
-    image.save(buffer, "PNG", optimize=True)
-    return base64.b64encode(buffer.getvalue()).decode()
+    return base64.b64encode(to_png(image)).decode()
 
 
 def _percent(share: float | None) -> str:

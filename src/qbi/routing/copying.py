@@ -144,7 +144,7 @@ def through_weights(way: Way, position: int, route: Route, plan: _Plan) -> Route
         )
     added = ahead.shift if shifted else 0.0
     size = CLIPPED if shifted and ahead.shift < way.shift else 1.0
-    _write(layer, copies, plan, pairs=pairs, added=added, size=size)
+    _write(layer, copies, pairs=pairs, added=added, size=size)
     scale = _copied(route.scale, copies, plan, side=0) * size
     offset = _copied(route.offset, copies, plan, side=0) * size + added
     if pairs:
@@ -173,9 +173,7 @@ def _allocate(plan: _Plan, sides: int) -> Iterator[_Copy]:
         yield _Copy(unit, source, negative, tap, seen)
 
 
-def _write(
-    layer: Convolution | nn.Linear, copies: list[_Copy], plan: _Plan, *, pairs: bool, added: float, size: float
-) -> None:
+def _write(layer: Convolution | nn.Linear, copies: list[_Copy], *, pairs: bool, added: float, size: float) -> None:
     width = layer.weight.shape[1]
     sides = (0, 1) if pairs else (0,)
     units = torch.tensor([c.unit + side for c in copies for side in sides])
@@ -185,19 +183,11 @@ def _write(
             layer.bias[units] = added
         for side in sides:
             sign = -size if side else size
-            rows = torch.tensor([c.unit + side for c in copies])
-            taps = [torch.tensor([c.tap[d] for c in copies]) for d in range(len(plan.spatial))] if not plan.last else []
-            layer.weight[(rows, torch.tensor([c.source % width for c in copies]), *taps)] = sign
-            paired = [c for c in copies if c.negative is not None]
+            places = [(c.unit + side, c.source % width, *c.tap) for c in copies]
+            layer.weight[torch.tensor(places).unbind(1)] = sign
+            paired = [(c.unit + side, c.negative % width, *c.tap) for c in copies if c.negative is not None]
             if paired:
-                rows = torch.tensor([c.unit + side for c in paired])
-                taps = (
-                    [torch.tensor([c.tap[d] for c in paired]) for d in range(len(plan.spatial))]
-                    if not plan.last
-                    else []
-                )
-                negatives = torch.tensor([(c.negative or 0) % width for c in paired])
-                layer.weight[(rows, negatives, *taps)] = -sign
+                layer.weight[torch.tensor(paired).unbind(1)] = -sign
 
 
 def _copied(given: Tensor, copies: list[_Copy], plan: _Plan, *, side: int) -> Tensor:
@@ -207,9 +197,8 @@ def _copied(given: Tensor, copies: list[_Copy], plan: _Plan, *, side: int) -> Te
         out[..., torch.tensor([c.unit + side for c in copies])] = given[..., torch.tensor([c.source for c in copies])]
         return out
     out = given.new_zeros(plan.units, *plan.spatial)
-    for seen, same in itertools.groupby(copies, key=lambda c: c.tap):
+    for _, same in itertools.groupby(copies, key=lambda c: c.tap):
         group = list(same)
-        _ = seen
         part = given[torch.tensor([c.source for c in group])]
         for dimension, places in enumerate(group[0].seen):
             part = part.index_select(dimension + 1, places.clamp_min(0))

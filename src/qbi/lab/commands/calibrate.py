@@ -8,8 +8,7 @@ from typing import Annotated
 
 import typer
 
-from qbi.cli.common import Device, Json, announce, checked_device, console, counted, progress_bar
-from qbi.cli.options import ImageSource
+from qbi.cli.common import Device, ImageSource, Json, announce, checked_device, console, counted, progress_bar
 from qbi.files import check_place, to_json, write_atomically
 
 

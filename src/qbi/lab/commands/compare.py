@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from rich.table import Table
 
-from qbi.cli.common import Json, Seed, announce, console, counted, progress_bar, some, words
-from qbi.cli.options import FASTEST, ImageSource
+from qbi.cli.common import FASTEST, ImageSource, Json, Seed, announce, console, counted, progress_bar, some, words
 from qbi.errors import BadValue, number_in
 from qbi.files import check_place, to_json, write_atomically
 

@@ -7,8 +7,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from qbi.cli.common import Device, Json, announce, checked_device, console, counted, progress_bar, some, words
-from qbi.cli.options import ImageSource
+from qbi.cli.common import (
+    Device,
+    ImageSource,
+    Json,
+    announce,
+    checked_device,
+    console,
+    counted,
+    progress_bar,
+    some,
+    words,
+)
 from qbi.errors import BadValue
 from qbi.files import check_place, to_json, write_atomically
 
