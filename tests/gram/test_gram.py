@@ -100,18 +100,18 @@ def test_prediction_meets_the_closed_forms_on_normal_data():
     # All samples at norm √M: what the closed forms assume in the limit.
     x *= features**0.5 / x.norm(dim=1, keepdim=True)
     found = predict(law(gram(x)), theory.optimal_bias(batch_size, features), [200, 1000], generator(12), draws=100_000)
-    assert found.active == pytest.approx(theory.expected_active(batch_size), abs=0.01)
-    assert found.precision == pytest.approx(theory.expected_precision(batch_size), abs=0.01)
-    assert found.recall[0] == pytest.approx(theory.expected_recall(200, batch_size), abs=0.02)
-    assert found.recall[1] == pytest.approx(theory.expected_recall(1000, batch_size), abs=0.01)
+    assert found[0].active == found[1].active == pytest.approx(theory.expected_active(batch_size), abs=0.01)
+    assert found[0].precision == found[1].precision == pytest.approx(theory.expected_precision(batch_size), abs=0.01)
+    assert found[0].recall == pytest.approx(theory.expected_recall(200, batch_size), abs=0.02)
+    assert found[1].recall == pytest.approx(theory.expected_recall(1000, batch_size), abs=0.01)
 
 
 def test_prediction_is_unbiased_with_few_draws():
     """As many draws as neurons: the estimate is then the plain count, whose mean must be the true R."""
     x = samples(20, 300)
     known, bias = law(gram(x)), theory.optimal_bias(20, 300)
-    precise = predict(known, bias, [100], generator(13), draws=200_000).recall[0]
-    few = torch.tensor([predict(known, bias, [100], generator(14, i), draws=100).recall[0] for i in range(600)])
+    precise = predict(known, bias, [100], generator(13), draws=200_000)[0].recall
+    few = torch.tensor([predict(known, bias, [100], generator(14, i), draws=100)[0].recall for i in range(600)])
     assert abs(few.mean() - precise) < 4 * few.std() / 600**0.5
 
 

@@ -64,8 +64,7 @@ class QBI(Attack):
         self, batch: InGramSpace, neurons: Sequence[int], generator: torch.Generator, *, draws: int = 32_768
     ) -> tuple[Leakage, ...]:
         """For every number of neurons from one set of draws."""
-        found = predict(law(batch.test), self.bias(batch.features), neurons, generator, draws=draws)
-        return tuple(Leakage.of(found.active, found.precision, recall) for recall in found.recall)
+        return predict(law(batch.test), self.bias(batch.features), neurons, generator, draws=draws)
 
     def limit(self, neurons: int, batch_size: int) -> Leakage:
         """The paper's closed forms: random rows on normal data, read one at a time (erratum 19)."""

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -13,22 +12,12 @@ from torch import Tensor
 from qbi.errors import BadValue
 from qbi.exposure.pattern import isolation
 from qbi.gram import Law
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """Expected A and P of a random layer on given data, and R for each asked number of neurons."""
-
-    active: float
-    precision: float
-    recall: tuple[float, ...]
-    neurons: tuple[int, ...]
-    draws: int
+from qbi.records import Leakage
 
 
 def predict(
     known: Law, bias: float, neurons: Sequence[int], generator: torch.Generator, *, draws: int = 32_768
-) -> Prediction:
+) -> tuple[Leakage, ...]:
     """Expected A, P, R of layers of random rows with one bias on this batch, for every N from one set of draws.
 
     With c_j of D draws isolating sample j, the chance that N neurons miss it is estimated without bias by the
@@ -39,13 +28,9 @@ def predict(
     fired = _draw_firing(known, bias, draws, generator)
     found = isolation(fired)
     counts = torch.bincount(found.sample[found.isolates], minlength=known.batch_size).cpu().numpy()
-    return Prediction(
-        active=float((found.counts > 0).double().mean()),
-        precision=float(found.isolates.double().mean()),
-        recall=tuple(float(np.mean(1 - _miss_probability(counts, n, draws))) for n in neurons),
-        neurons=tuple(neurons),
-        draws=draws,
-    )
+    active, precision = float((found.counts > 0).double().mean()), float(found.isolates.double().mean())
+    recalls = [float(np.mean(1 - _miss_probability(counts, n, draws))) for n in neurons]
+    return tuple(Leakage.of(active, precision, recall) for recall in recalls)
 
 
 def _draw_firing(known: Law, bias: float, draws: int, generator: torch.Generator) -> Bool[Tensor, "d b"]:

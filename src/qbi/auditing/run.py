@@ -1,7 +1,8 @@
 """The audit: look into the model, attack it on the user's data, doubt the result, and say what would help."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
@@ -21,7 +22,6 @@ from qbi.auditing.result import AuditResult
 from qbi.auditing.samples import Data, Samples, as_samples, with_targets
 from qbi.auditing.sent_updates import SentUpdates
 from qbi.auditing.survey import probe_of, survey
-from qbi.auditing.threads import fitting_threads
 from qbi.calling import as_client
 from qbi.errors import BadValue, DataError
 from qbi.federation.client import Loss, run_model
@@ -29,6 +29,9 @@ from qbi.finite import is_finite
 from qbi.metrics import RECOGNISABLE, Threshold
 from qbi.routing.graph import Traced
 from qbi.routing.path import in_outline
+
+SMALL = 1e9
+"""Operations of a step below which threads wait for each other longer than they compute, many times over on a busy machine."""
 
 
 def audit(
@@ -117,11 +120,23 @@ def audit(
         in_outline(traced),
     )
     asked = Asked(name or type(model).__name__, loss_name, at, defences, decode, match, written.origins, started)
-    with fitting_threads(campaign.operations * client.samples):
+    with _fitting_threads(campaign.operations * client.samples):
         attempts, untested = all_attempts(campaign, wanted, seen.findings, layers, say)
         result = assemble(campaign, seen, attempts, [*seen.untested, *untested], asked, say)
     say("done")
     return result
+
+
+@contextmanager
+def _fitting_threads(operations: float) -> Iterator[None]:
+    """One thread for small steps, as many as there were for others."""
+    before = torch.get_num_threads()
+    try:
+        if operations < SMALL:
+            torch.set_num_threads(1)
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _check_data(samples: Samples, client: Client) -> None:
