@@ -29,12 +29,6 @@ class Watch:
         self.backprops: dict[str, list[Tensor | None]] = {}
         self.above: dict[str, list[Tensor]] = {}
 
-    def clear(self) -> None:
-        """Forget the last pass."""
-        self.inputs.clear()
-        self.backprops.clear()
-        self.above.clear()
-
     def exposure(self, name: str) -> Exposure:
         """The exposure of one layer; several calls (steps of time, gradient accumulation) stand one after another."""
         returned = self.backprops.get(name, [])
