@@ -121,7 +121,8 @@ def _plain(evaluator: Evaluator, x: Any, y: Any, seed: int) -> dict[str, Tensor]
         for (n, s), p in zip(evaluator.shapes.items(), evaluator.parameters.values(), strict=True)
     }
     for number in range(2):
-        value, own = evaluator.alone(*tree_map(lambda v, number=number: v[number], (x, y)), seed)
+        first, target = tree_map(lambda v, number=number: v[number], (x, y))
+        value, own = evaluator.alone(first, target, seed=seed)
         if value.requires_grad:
             found = torch.autograd.grad(value, list(own.values()), materialize_grads=True)
             for n, g in zip(own, found, strict=True):

@@ -124,7 +124,7 @@ class Evaluator:
         seeds = torch.randint(2**62, (len(used),)).tolist()
         for number in used.nonzero()[:, 0].tolist():
             x, y = tree_map(lambda v, number=number: v[number], (inputs, targets))
-            value, own = self.alone(x, y, seeds[number])
+            value, own = self.alone(x, y, seed=seeds[number])
             if not value.requires_grad:  # the same for every weight
                 gradients: Any = [torch.zeros_like(v) for v in own.values()]
             else:
@@ -137,7 +137,8 @@ class Evaluator:
 
     def reached(self, x: Any, y: Any) -> set[str]:
         """The parameters that a sample's loss depends on, by one plain pass on zeros; refuses uses beside the model's own call."""
-        value, own = self.alone(*tree_map(lambda v: v[0], (x, y)))
+        first, target = tree_map(lambda v: v[0], (x, y))
+        value, own = self.alone(first, target)
         if not value.requires_grad:
             return set()
         wanted = [*self.parameters.values(), *own.values()]
@@ -150,7 +151,7 @@ class Evaluator:
                 )
         return {n for n, g in zip(own, found[len(self.parameters) :], strict=True) if g is not None}
 
-    def alone(self, x: Any, y: Any, seed: int | None = None) -> tuple[Tensor, dict[str, Tensor]]:
+    def alone(self, x: Any, y: Any, *, seed: int | None = None) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss of one sample by a plain pass, and the copies of the parameters that it was taken with."""
         # Copies: what a forward pass writes into them is gone with the sample.
         values = {n: v.clone() for n, v in self.values().items()}
