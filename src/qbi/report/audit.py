@@ -37,14 +37,12 @@ def audit_page(
     exact: Sequence[bool] = (),
     seen: Sequence[bool] = (),
     texts: Words = (),
-    held: Tensor | None = None,
-    made: Tensor | None = None,
-    sought: Tensor | None = None,
-    found: Tensor | None = None,
-    cut: Tensor | None = None,
-    joined: Tensor | None = None,
+    made: Mapping[str, tuple[Tensor | None, Tensor | None]] | None = None,
 ) -> str:
-    """The report. Without `truth` and `texts` nothing of the client's data stands in it."""
+    """The report; `made` are images and what was made of them, as `decoded`, `matched` and `patches`.
+
+    Without `truth`, `texts` and `made` nothing of the client's data stands in it.
+    """
     from jinja2 import Environment
 
     template = files("qbi.report").joinpath("audit.html.j2").read_text(encoding="utf-8")
@@ -63,9 +61,7 @@ def audit_page(
         d=document,
         command=command,
         pairs=pairs,
-        decoded=_picture_pairs(held, made),
-        matched=_picture_pairs(sought, found),
-        joined=_picture_pairs(cut, joined),
+        made={name: _picture_pairs(*images) for name, images in (made or {}).items()},
         texts=texts,
         lost=lost,
         own={"neurons": width, "batch_size": document["client"]["batch_size"]},

@@ -22,7 +22,7 @@ class Written:
     limit: float = 0.0
     command: str = ""
     samples: Mapping[str, Any] | None = None
-    """`truth`, `read`, `exact`, `seen`, `texts`; None where no sample may stand in a report."""
+    """`truth`, `read`, `exact`, `seen`, `texts`, `made`; None where no sample may stand in a report."""
 
 
 @dataclass(frozen=True)
