@@ -58,22 +58,10 @@ FAULTS = [
         "test_detection.py",
     ),
     (
-        "auditing/pruned_passes.py",
-        "return live if torch.equal(whole.features, slim.features) else {}",
-        "return live",
-        "test_pruned_passes.py",
-    ),
-    (
-        "auditing/pruned_passes.py",
-        "    nn.ReLU,\n",
-        "    nn.ReLU,\n    nn.BatchNorm2d,\n",
-        "test_pruned_passes.py",
-    ),
-    (
-        "auditing/shortcut.py",
-        "return kept if same else None",
-        "return kept",
-        "test_shortcut.py",
+        "auditing/sent_updates.py",
+        " or known[1] != now:",
+        ":",
+        "test_sent_updates.py",
     ),
     (
         "theory/guarantees.py",
@@ -299,9 +287,9 @@ FAULTS = [
     ),
     (
         "private/site.py",
-        '            ledger.spend(settings.data, family, guarantees.noise_for_bits(bits), limit=settings.total)\n',
+        "            ledger.spend(settings.data, family, guarantees.noise_for_bits(bits), limit=settings.total)\n",
         "            try:\n"
-        '                ledger.spend(settings.data, family, guarantees.noise_for_bits(bits), limit=settings.total)\n'
+        "                ledger.spend(settings.data, family, guarantees.noise_for_bits(bits), limit=settings.total)\n"
         "            except Exception as problem:\n"
         '                if "used up" in str(problem):\n                    raise\n',
         "test_evidence.py",

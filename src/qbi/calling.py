@@ -122,19 +122,3 @@ def given_to(model: nn.Module, module: nn.Module, *inputs: Any) -> Any:
     except _Arrived as found:
         return found.value
     return None
-
-
-@contextmanager
-def swapped(model: nn.Module, others: Mapping[str, nn.Module]) -> Iterator[None]:
-    """Inside the block other modules stand at these names."""
-    places = [
-        (model.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2], other) for name, other in others.items()
-    ]
-    own = [(parent, last, parent._modules[last]) for parent, last, _ in places]
-    try:
-        for parent, last, other in places:
-            parent._modules[last] = other
-        yield
-    finally:
-        for parent, last, module in own:
-            parent._modules[last] = module

@@ -3,7 +3,6 @@
 import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 
 from qbi.attacks import Attack, Carried, Knowledge, Mounted
@@ -11,7 +10,6 @@ from qbi.attacks.mounting import as_it_is, with_attack, write
 from qbi.auditing.domain import Domain
 from qbi.auditing.finding import Finding, Untested
 from qbi.auditing.outcomes import AttackOutcome
-from qbi.auditing.pruned_passes import sparse_backward
 from qbi.auditing.sent_updates import SentUpdate
 from qbi.auditing.trial import Trial, read_update
 from qbi.defences import StepDefence
@@ -23,9 +21,6 @@ from qbi.records import Leakage
 
 GAINS = (1.0, 0.01, 100.0, 10.0)
 """Joint scales of weights and bias that are tried, in units of 1/√M, the usual one first."""
-
-LARGE = 3 * 64 * 64
-"""Values of a sample from which the private step is faster sample by sample, on live channels alone, than on all samples at once."""
 
 MOST_PREDICTED = 1024
 """Samples or positions of a batch up to which its Gram matrix is formed."""
@@ -137,8 +132,7 @@ class Campaign(Domain):
         """The same update with a defence that works inside the step."""
         inputs, targets = self.samples.batch(sent.chosen, self.device)
         draws = generator(seed, "defence", defence.name, device=self.device)
-        sparse = sparse_backward(mounted.model) if inputs[0][0].numel() >= LARGE else nullcontext()
-        with sparse, quiet_step():
+        with quiet_step():
             update = defence.update(mounted.model, inputs, targets, draws, loss=self.loss, seed=seed)
         return replace(sent, step=replace(sent.step, update=update))
 

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from qbi.attacks import Attack, Carried, Knowledge
 from qbi.auditing.client import Client
 from qbi.auditing.norms import norm_behind
-from qbi.auditing.pruned_passes import checked_live, slimmed
 from qbi.auditing.samples import Samples
 from qbi.auditing.sent_updates import SentUpdate, SentUpdates, chosen_batch
 from qbi.carrier import Carrier, Normalised, flat
@@ -134,10 +133,8 @@ class Domain:
         kept = self._arrived.get(key)
         if kept is None or kept[0]() is not carried.model:  # another model may stand where one that is gone stood
             blocks = [block if len(block) > 1 else block.repeat(2) for block in chosen.split(AT_A_TIME)]
-            batches = [source.batch(block, self.device)[0] for block in blocks]
-            live = checked_live(carried.model, carried.layer, batches[0], 0)
-            with slimmed(carried.model, live):
-                parts = [observe(carried.model, carried.layer, inputs).features for inputs in batches]
+            batches = (source.batch(block, self.device)[0] for block in blocks)
+            parts = [observe(carried.model, carried.layer, inputs).features for inputs in batches]
             kept = self._arrived[key] = ref(carried.model), torch.cat(parts)
         return kept[1]
 

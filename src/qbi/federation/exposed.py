@@ -1,6 +1,6 @@
 """A client's step that also records what only the client can know: each sample's share of every row."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor, nn
@@ -26,11 +26,10 @@ def exposed_step(
     layers: Sequence[str] | None = None,
     loss: Loss = default_loss,
     seed: int = 0,
-    fixed: Collection[str] = (),
     as_it_is: bool = False,
 ) -> ClientStep:
-    """A FedSGD step with the exposure of the named linear layers (all with a bias, if none is named), `fixed` parameters left out."""
+    """A FedSGD step with the exposure of the named linear layers (all with a bias, if none is named)."""
     names = tuple(vulnerable_layers(model)) if layers is None else tuple(layers)
     with watched(model, names) as watch:
-        update = client_step(model, inputs, targets, loss=loss, seed=seed, fixed=fixed, as_it_is=as_it_is)
+        update = client_step(model, inputs, targets, loss=loss, seed=seed, as_it_is=as_it_is)
     return ClientStep(update=update, exposures=tuple(watch.exposure(name) for name in names))
