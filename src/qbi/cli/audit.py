@@ -192,9 +192,9 @@ def _write(result: "AuditResult", out: Path, limit: float, asked: "list[Format]"
     gallery = result.gallery
     pictures = {"truth": gallery.truth, "read": gallery.read, "exact": gallery.exact, "seen": gallery.seen}
     parts = {"decoded": result.decoded, "matched": result.matched, "patches": result.patches}
-    made = {name: (found.truth, found.seen) for name, found in parts.items() if found is not None}
+    images = {name: (found.truth, found.seen) for name, found in parts.items() if found is not None}
     told = () if result.sentences is None else result.sentences.marked
-    shown: dict[str, Any] | None = None if no_samples else {**pictures, "made": made, "texts": gallery.words or told}
+    shown: dict[str, Any] | None = None if no_samples else {**pictures, "made": images, "texts": gallery.words or told}
     command = "qbi " + " ".join(shlex.quote(a) for a in sys.argv[1:])
     written = Written(result.document(), limit, command, shown)
     for one in asked:
