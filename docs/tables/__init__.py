@@ -27,7 +27,7 @@ from tables.private import (
 )
 from tables.sentences import sentences
 from tables.speed import aggp_step, aggp_steps, audit_times, audits, bench, large_audits, pairs_time
-from tables.stock import filters
+from tables.stock import filters, filters_seeds, filters_worth
 from tables.words import glossary
 
 TABLES: dict[str, Callable[[], str]] = {
@@ -43,6 +43,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "first-steps": first_steps,
     "flower": flower,
     "filters": filters,
+    "filters-worth": filters_worth,
     "example": example,
     "bench-cpu": lambda: bench("bench-cpu"),
     "bench-h200": lambda: bench("bench-h200"),
@@ -85,6 +86,7 @@ VALUES: dict[str, Callable[[], str]] = {
     "seen-fedavg-trained": lambda: seen_at_16("FedAvg's CNN", trained=True),
     "seen-quickstart": lambda: seen_at_16("quickstart", trained=False),
     "seen-quickstart-trained": lambda: seen_at_16("quickstart", trained=True),
+    "filters-seeds": filters_seeds,
     "read-72": read_72,
     "noise-cost": noise_cost,
     "largest-cost": claims.largest_cost,
