@@ -6,7 +6,7 @@ from tables import claims, site
 from tables.averaging import fedavg
 from tables.detection import answers, by_attack, calibration_data, crafted_found, detectors, held_out, in_sample, longer
 from tables.first_steps import first_steps
-from tables.flower import example, flower
+from tables.flower import example, flower, many
 from tables.front_page import findings, needs
 from tables.matching import matching, matching_provenance, patches, patches_provenance
 from tables.matrix import aggp_imagenet, compared, epsilons, worst, worst_cases
@@ -45,6 +45,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "filters": filters,
     "filters-worth": filters_worth,
     "example": example,
+    "clients": many,
     "bench-cpu": lambda: bench("bench-cpu"),
     "bench-h200": lambda: bench("bench-h200"),
     "audits": audits,
