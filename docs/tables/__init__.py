@@ -27,7 +27,15 @@ from tables.private import (
 )
 from tables.sentences import sentences
 from tables.speed import aggp_step, aggp_steps, audit_times, audits, bench, large_audits, pairs_time
-from tables.stock import filters, filters_seeds, filters_worth
+from tables.stock import (
+    filters,
+    filters_learned,
+    filters_seeds,
+    filters_worth,
+    learned_guess,
+    learned_least,
+    learned_through,
+)
 from tables.words import glossary
 
 TABLES: dict[str, Callable[[], str]] = {
@@ -44,6 +52,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "flower": flower,
     "filters": filters,
     "filters-worth": filters_worth,
+    "filters-learned": filters_learned,
     "example": example,
     "clients": many,
     "bench-cpu": lambda: bench("bench-cpu"),
@@ -88,6 +97,11 @@ VALUES: dict[str, Callable[[], str]] = {
     "seen-quickstart": lambda: seen_at_16("quickstart", trained=False),
     "seen-quickstart-trained": lambda: seen_at_16("quickstart", trained=True),
     "filters-seeds": filters_seeds,
+    "learned-seeds": lambda: filters_seeds("learned-filters"),
+    "learned-guess": learned_guess,
+    "learned-local-dp": lambda: learned_through("LocalDpMod", "clip 1, sensitivity 1e-4, ε 10"),
+    "learned-percentile": lambda: learned_through("PercentilePrivacy", "percentile 50, gamma 0.01"),
+    "learned-least": learned_least,
     "read-72": read_72,
     "noise-cost": noise_cost,
     "largest-cost": claims.largest_cost,

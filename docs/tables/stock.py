@@ -35,9 +35,9 @@ def filters_worth() -> str:
     return table(["filter", "ε claimed", "ε of a round", "ε of 20 rounds"], rows)
 
 
-def filters_seeds() -> str:
+def filters_seeds(name: str = "filters") -> str:
     """How many seeds."""
-    return f"{load('filters')['seeds']} seeds"
+    return f"{load(name)['seeds']} seeds"
 
 
 def learned_through(name: str, settings: str) -> str:
@@ -49,12 +49,22 @@ def learned_through(name: str, settings: str) -> str:
 
 def learned_guess() -> str:
     """The most that the control reaches."""
-    controls = [r["control"] for r in load("learned-filters")["rows"]]
-    clear, seen = (max(100 * c[key]["mean"] for c in controls) for key in (CLEAR, RECOGNISABLE))
+    return _most([r["control"] for r in load("learned-filters")["rows"]])
+
+
+def learned_least() -> str:
+    """The most that the learned server reads through filters that add much noise."""
+    rows = load("learned-filters")["rows"]
+    held = ("SVTPrivacy", "Opacus")
+    return _most([r["read"] for r in rows if r["filter"] in held or r["settings"] == "clip 1, sensitivity 1, ε 1"])
+
+
+def _most(found: list[dict[str, Any]]) -> str:
+    clear, seen = (max(100 * f[key]["mean"] for f in found) for key in (CLEAR, RECOGNISABLE))
     return f"{clear:.0f} % at 30 dB and at most {seen:.1f} % at 19 dB"
 
 
-def _name(row: dict[str, Any]) -> str:
+def _name(row: dict[str, str]) -> str:
     return row["filter"] + (f" ({row['settings']})" if row["settings"] else "")
 
 
