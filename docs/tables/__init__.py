@@ -10,6 +10,7 @@ from tables.flower import example, flower, many
 from tables.front_page import findings, needs
 from tables.matching import matching, matching_provenance, patches, patches_provenance
 from tables.matrix import aggp_imagenet, compared, epsilons, worst, worst_cases
+from tables.nvflare import nvflare, nvflare_difference
 from tables.paper import beyond, federation, reproduction, saturation, trap_imagenet
 from tables.pictures import pictures, seen_at_16
 from tables.private import (
@@ -53,6 +54,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "filters": filters,
     "filters-worth": filters_worth,
     "filters-learned": filters_learned,
+    "nvflare": nvflare,
     "example": example,
     "clients": many,
     "bench-cpu": lambda: bench("bench-cpu"),
@@ -102,6 +104,7 @@ VALUES: dict[str, Callable[[], str]] = {
     "learned-local-dp": lambda: learned_through("LocalDpMod", "clip 1, sensitivity 1e-4, ε 10"),
     "learned-percentile": lambda: learned_through("PercentilePrivacy", "percentile 50, gamma 0.01"),
     "learned-least": learned_least,
+    "nvflare-difference": nvflare_difference,
     "read-72": read_72,
     "noise-cost": noise_cost,
     "largest-cost": claims.largest_cost,
