@@ -6,10 +6,11 @@ from tables import claims, site
 from tables.averaging import fedavg
 from tables.detection import answers, by_attack, calibration_data, crafted_found, detectors, held_out, in_sample, longer
 from tables.first_steps import first_steps
-from tables.flower import example, flower
+from tables.flower import example, flower, many
 from tables.front_page import findings, needs
 from tables.matching import matching, matching_provenance, patches, patches_provenance
 from tables.matrix import aggp_imagenet, compared, epsilons, worst, worst_cases
+from tables.nvflare import nvflare, nvflare_difference
 from tables.paper import beyond, federation, reproduction, saturation, trap_imagenet
 from tables.pictures import pictures, seen_at_16
 from tables.private import (
@@ -27,7 +28,15 @@ from tables.private import (
 )
 from tables.sentences import sentences
 from tables.speed import aggp_step, aggp_steps, audit_times, audits, bench, large_audits, pairs_time
-from tables.stock import filters
+from tables.stock import (
+    filters,
+    filters_learned,
+    filters_seeds,
+    filters_worth,
+    learned_guess,
+    learned_least,
+    learned_through,
+)
 from tables.words import glossary
 
 TABLES: dict[str, Callable[[], str]] = {
@@ -43,7 +52,11 @@ TABLES: dict[str, Callable[[], str]] = {
     "first-steps": first_steps,
     "flower": flower,
     "filters": filters,
+    "filters-worth": filters_worth,
+    "filters-learned": filters_learned,
+    "nvflare": nvflare,
     "example": example,
+    "clients": many,
     "bench-cpu": lambda: bench("bench-cpu"),
     "bench-h200": lambda: bench("bench-h200"),
     "audits": audits,
@@ -85,6 +98,13 @@ VALUES: dict[str, Callable[[], str]] = {
     "seen-fedavg-trained": lambda: seen_at_16("FedAvg's CNN", trained=True),
     "seen-quickstart": lambda: seen_at_16("quickstart", trained=False),
     "seen-quickstart-trained": lambda: seen_at_16("quickstart", trained=True),
+    "filters-seeds": filters_seeds,
+    "learned-seeds": lambda: filters_seeds("learned-filters"),
+    "learned-guess": learned_guess,
+    "learned-local-dp": lambda: learned_through("LocalDpMod", "clip 1, sensitivity 1e-4, ε 10"),
+    "learned-percentile": lambda: learned_through("PercentilePrivacy", "percentile 50, gamma 0.01"),
+    "learned-least": learned_least,
+    "nvflare-difference": nvflare_difference,
     "read-72": read_72,
     "noise-cost": noise_cost,
     "largest-cost": claims.largest_cost,

@@ -51,5 +51,35 @@ def example() -> str:
     return table(["", "without guard", "private step and mod"], rows)
 
 
+def many() -> str:
+    """Up to a thousand clients in one round."""
+    rows = []
+    for r in load("clients")["runs"]:
+        largest = max(r["workers"], key=lambda w: w["peak"])
+        rows.append(
+            [
+                f"{r['clients']:,}",
+                "all" if r["wave"] == 0 else str(r["wave"]),
+                f"{min(r['answered'], r['in the ledger']):,}",
+                _seconds(r["seconds per round"]),
+                _seconds(r["seconds of the engine's CPU"]),
+                f"{largest['after a tenth']:.0f} MiB",
+                f"{largest['peak']:.0f} MiB",
+            ]
+        )
+    return table(
+        [
+            "clients",
+            "under way at once",
+            "answered and paid for",
+            "the round",
+            "CPU time of the engine",
+            "largest worker after a tenth of its clients",
+            "after all",
+        ],
+        rows,
+    )
+
+
 def _seconds(value: float) -> str:
     return f"{1000 * value:.0f} ms" if value < 1 else f"{value:.2f} s" if value < 10 else f"{value:.0f} s"

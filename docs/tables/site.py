@@ -96,12 +96,12 @@ def in_federation(label: str) -> str:
 
 def through_filter(name: str, settings: str, server: str) -> str:
     """What a server reads at 30 dB through a stock filter."""
-    return _share(_filter(name, settings)["read"][server][CLEAR])
+    return _share(_filter(name, settings)["read"][server][CLEAR]["mean"])
 
 
 def accuracy_with(name: str, settings: str = "") -> str:
     """Of a training through a stock filter."""
-    return _share(_filter(name, settings)["accuracy"])
+    return _share(_filter(name, settings)["accuracy"]["mean"])
 
 
 def _filter(name: str, settings: str) -> dict[str, Any]:

@@ -16,10 +16,11 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=0.05)
     parser.add_argument("--batch", type=int, default=20)
     parser.add_argument("--images", type=int, default=40)
+    parser.add_argument("--seed", type=int, default=0)
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     flare.init()
-    x, y = load_data(int(flare.get_site_name().split("-")[-1]), chosen.images)
+    x, y = load_data(int(flare.get_site_name().split("-")[-1]), chosen.images, chosen.seed)
     while flare.is_running():
         got = flare.receive()
         model = Net(chosen.model)

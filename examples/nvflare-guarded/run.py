@@ -33,11 +33,11 @@ def made(chosen: argparse.Namespace, work: Path, crafted: Path | None) -> FedAvg
     words = f"--model {chosen.model} --steps {1 if chosen.attack else 0} --rate {rate}"
     recipe = FedAvgRecipe(
         name="guarded",
-        model=Net(chosen.model),
+        model=Net(chosen.model, chosen.seed),
         min_clients=chosen.clients,
         num_rounds=1 if chosen.attack else chosen.rounds,
         train_script=str(HERE / script),
-        train_args=f"{words} --batch {chosen.batch} --images {chosen.images}",
+        train_args=f"{words} --batch {chosen.batch} --images {chosen.images} --seed {chosen.seed}",
     )
     recipe.add_client_file(str(HERE / "task.py"))
     recipe.add_server_output_filter(RecordedTasks(str(work), str(crafted or "")), tasks=["train"])
@@ -69,13 +69,13 @@ def found(work: Path, crafted: Mounted | None) -> list[dict]:
     return out
 
 
-def accuracy(work: Path, kind: str) -> float:
+def accuracy(work: Path, kind: str, seed: int) -> float:
     """Of the mean of the last replies, on images that no site has."""
     last = max(int(p.stem.rsplit("-", 1)[1]) for p in work.glob("site-1-*.safetensors"))
     states = [load_parameters(p) for p in sorted(work.glob(f"site-*-{last}.safetensors"))]
     model = Net(kind)
     model.load_state_dict({n: torch.stack([s[n] for s in states]).mean(0) for n in states[0]})
-    x, y = load_data(0, 1500)
+    x, y = load_data(0, 1500, seed)
     with torch.no_grad():
         return float((model(x).argmax(1) == y).double().mean())
 
@@ -95,6 +95,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=20)
     parser.add_argument("--images", type=int, default=40, help="of each site")
     parser.add_argument("--rate", type=float, default=0.0, help="default: one for plain and one for private training")
+    parser.add_argument("--seed", type=int, default=0, help="of the first weights, and of which site has which images")
     parser.add_argument("--out", type=Path, default=Path("out/nvflare"))
     chosen = parser.parse_args()
     out = chosen.out.resolve()
@@ -118,7 +119,9 @@ def main() -> None:
             with LocalSites(chosen.clients, owner and f'{owner}reviewed = ["{digest}"]\n') as sites:
                 ended = sites.run(job, within=300.0)
     read = found(out, crafted)
-    right = accuracy(out, chosen.model) if os.environ.get("QBI_EXAMPLE_DATA") and not chosen.attack else None
+    right = (
+        accuracy(out, chosen.model, chosen.seed) if os.environ.get("QBI_EXAMPLE_DATA") and not chosen.attack else None
+    )
     (out / "federation.json").write_text(json.dumps({"ended": ended, "sites": read, "accuracy": right}, indent=1))
     print(f"{ended}; {read}; accuracy {right}; results in {chosen.out}")
 

@@ -25,11 +25,12 @@ class Net(nn.Sequential):
         super().__init__(*body, *head)
 
 
-def load_data(part: int, images: int = 40) -> tuple[Tensor, Tensor]:
-    """A site's own images: built-in ones, or every fourth of the archive that the site's environment names."""
+def load_data(part: int, images: int = 40, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """A site's own images: built-in ones, or every fourth of the archive that the site's environment names, shuffled by the seed."""
     if source := os.environ.get("QBI_EXAMPLE_DATA"):
         data = open_images(source, size=SHAPE[1], count=6000, seed=0)
-        chosen = torch.arange(part, len(data), 4)[:images]
+        order = torch.randperm(len(data), generator=torch.Generator().manual_seed(seed))
+        chosen = order[part::4][:images]
         return normalised(data, chosen), data.labels[chosen] % CLASSES
     data = synthetic_photos(images, SHAPE[1], seed=part)
     return normalised(data, slice(None)), data.labels % CLASSES

@@ -1,7 +1,6 @@
 """Whole federations in Flower's simulation: what the guard costs, what it does to accuracy, and what a crafted round reads."""
 
 import os
-import resource
 import statistics
 import tempfile
 import time
@@ -23,6 +22,7 @@ from qbi.lab.networks import two_layers, with_convolutions
 from qbi.lab.training import accuracy, plain_step, train
 from qbi.metrics import CLEAR, match
 from qbi.private import Ledger, Private
+from qbi.randomness import generator
 from qbi.records import Update
 
 try:
@@ -34,6 +34,7 @@ try:
 
     from qbi.integrations.flower import guarded_by
     from qbi.integrations.flower.records import arrays_of, state_of
+    from qbi.lab.many_clients import Waves, held, timed
 except ImportError as problem:
     raise MissingExtra("flwr", "flower") from problem
 
@@ -50,6 +51,7 @@ class Federation:
     clients: int = 10
     rounds: int = 10
     data: str = "photos"
+    """Images as `qbi data` names them, or `noise`, which costs next to nothing to make."""
     images: int = 400
     held_out: int = 0
     """Images that nobody trains on."""
@@ -59,6 +61,8 @@ class Federation:
     seed: int = 0
     attack_round: int = 0
     ledger: str = ""
+    wave: int = 0
+    """Messages under way at once; 0: all."""
 
     def model(self) -> nn.Module:
         """The network, its weights by the seed."""
@@ -67,6 +71,10 @@ class Federation:
 
     def part(self, number: int) -> tuple[Tensor, Tensor]:
         """All images of one client's share, those that it does not train on first."""
+        if self.data == "noise":
+            draws = generator(self.seed, "noise", number)
+            count = max(2, self.images // self.clients)
+            return torch.randn(count, 3, 32, 32, generator=draws), torch.randint(10, (count,), generator=draws)
         if self.data == "photos":
             own = synthetic_photos(max(2, self.images // self.clients), 32, seed=number)
             return normalised(own, slice(None)), own.labels % 10
@@ -87,19 +95,10 @@ class _Watched:
     rounds: list[float] = field(default_factory=list)
     clients: list[float] = field(default_factory=list)
     replies: int = 0
+    peaks: dict[int, list[float]] = field(default_factory=dict)
+    """MiB that each worker had held at most by each of its replies."""
     read: list[int] | None = None
     accuracy: float | None = None
-
-
-def _timed(msg: Message, context: Context, call_next: Any) -> Message:
-    """The outermost mod: seconds from message to reply."""
-    started = time.perf_counter()
-    reply: Message = call_next(msg, context)
-    if reply.has_content():
-        for record in reply.content.values():
-            if isinstance(record, MetricRecord):
-                record["seconds"] = time.perf_counter() - started
-    return reply
 
 
 def _client(setting: Federation) -> ClientApp:
@@ -109,7 +108,7 @@ def _client(setting: Federation) -> ClientApp:
         mod = guarded_by(policy="private", inspect="warn", ledger=setting.ledger, data=name)
         return mod(msg, context, call_next)
 
-    app = ClientApp(mods=[_timed, *([guard] if setting.guard else [])])
+    app = ClientApp(mods=[timed, *([guard] if setting.guard else [])])
 
     @app.train()
     def train_here(msg: Message, context: Context) -> Message:
@@ -185,7 +184,10 @@ def _server(setting: Federation, seen: _Watched) -> ServerApp:
                 return self.honest, MetricRecord({"num-examples": 1})
             seen.rounds.append(time.perf_counter() - self.started)
             seen.replies = len(kept)
-            seen.clients += [reply.content["metrics"]["seconds"] for reply in kept]
+            for reply in kept:
+                metrics: Any = reply.content["metrics"]
+                seen.clients.append(metrics["seconds"])
+                seen.peaks.setdefault(metrics["worker"], []).append(metrics["peak"])
             return super().aggregate_train(server_round, kept)
 
     @app.main()
@@ -193,7 +195,8 @@ def _server(setting: Federation, seen: _Watched) -> ServerApp:
         count = setting.clients
         strategy = Timed(fraction_train=1.0, fraction_evaluate=0.0, min_available_nodes=count, min_train_nodes=count)
         start = ArrayRecord(setting.model().state_dict())
-        result = strategy.start(grid=grid, initial_arrays=start, num_rounds=setting.rounds, timeout=1800)
+        sending: Any = Waves(grid, setting.wave) if setting.wave else grid
+        result = strategy.start(grid=sending, initial_arrays=start, num_rounds=setting.rounds, timeout=1800)
         if setting.held_out:
             model = setting.model()
             model.load_state_dict(result.arrays.to_torch_state_dict())
@@ -212,7 +215,6 @@ def simulate(setting: Federation) -> dict[str, Any]:
         seen = _Watched()
         run_simulation(_server(setting, seen), _client(setting), setting.clients, backend_config=BACKEND)
         spent = _spent(Path(setting.ledger))
-    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return {
         "guard": setting.guard,
         "seed": setting.seed,
@@ -223,7 +225,8 @@ def simulate(setting: Federation) -> dict[str, Any]:
         "bits by client": spent,
         "seconds per round": statistics.median(seen.rounds),
         "seconds per client": statistics.median(seen.clients),
-        "largest process, MiB": round(usage.ru_maxrss / 1024),
+        "workers": held(seen.peaks),
+        "seconds of the engine's CPU": time.process_time(),
     }
 
 

@@ -4,8 +4,8 @@ A client trains, its framework's filter changes what is sent, and the server rea
 """
 
 import copy
-from collections.abc import Mapping
-from statistics import fmean
+from collections.abc import Mapping, Sequence
+from statistics import fmean, stdev
 from typing import Any
 
 import numpy as np
@@ -35,8 +35,8 @@ ROUNDS = 20
 SERVERS = ("passive", "cascade", "qbi")
 
 
-def judged(data: ImageData, stock: StockFilter, seed: int = 0) -> dict[str, Any]:
-    """One filter: recall of every server, accuracy, ε claimed and true over the rounds that are trained."""
+def judged(data: ImageData, stock: StockFilter, seed: int) -> dict[str, Any]:
+    """One filter under one seed: recall of every server, accuracy, ε claimed and true over the rounds that are trained."""
     # Frameworks draw from global generators, which anybody in the process can set.
     np.random.seed(seed)
     torch.manual_seed(seed)
@@ -57,6 +57,18 @@ def judged(data: ImageData, stock: StockFilter, seed: int = 0) -> dict[str, Any]
     }
 
 
+def summed_up(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """One filter over its seeds: mean and spread of what was measured under each."""
+    first = runs[0]
+    read = {s: {t.key: spread_of([r["read"][s][t.key] for r in runs]) for t in THRESHOLDS} for s in first["read"]}
+    return {**first, "read": read, "accuracy": spread_of([r["accuracy"] for r in runs])}
+
+
+def spread_of(each: Sequence[float]) -> dict[str, Any]:
+    """Mean and standard deviation of single results, and the results."""
+    return {"mean": fmean(each), "spread": stdev(each), "each": list(each)}
+
+
 def _read(data: ImageData, stock: StockFilter, server: str, seed: int) -> Mapping[str, float]:
     (attack,) = select([server], "filters")
     each: dict[str, list[float]] = {t.key: [] for t in THRESHOLDS}
@@ -70,15 +82,15 @@ def _read(data: ImageData, stock: StockFilter, server: str, seed: int) -> Mappin
         model = network(auxiliary.shape[1], NEURONS, CLASSES, derive_seed(seed, "model", *name))
         prepared = attack.prepare(Knowledge(BATCH, NEURONS, auxiliary.shape[1], auxiliary, seed=seed))
         mounted = mount(model, prepared, x[:2], generator(seed, "rows", *name), layer=LAYER)
-        found = mounted.read(_update(mounted, stock, x, y)).samples
+        found = mounted.read(arriving(mounted, stock, x, y)).samples
         pixels = flat(denormalised(data, found)) if len(found) else found
         matched = match(pixels, flat(unit_pixels(data, chosen)))
         for threshold in THRESHOLDS:
             each[threshold.key].append(matched[threshold].recall)
-    return {key: round(fmean(values), 4) for key, values in each.items()}
+    return {key: fmean(values) for key, values in each.items()}
 
 
-def _update(mounted: Mounted, stock: StockFilter, x: Tensor, y: Tensor) -> Update:
+def arriving(mounted: Mounted, stock: StockFilter, x: Tensor, y: Tensor) -> Update:
     """The mean over clients of what arrives, as a gradient."""
     sent = {n: v.detach().clone() for n, v in mounted.model.state_dict().items()}
     total = {n: torch.zeros_like(v) for n, v in sent.items()}
@@ -119,4 +131,4 @@ def accuracy(data: ImageData, stock: StockFilter, seed: int, images: int = 2000,
         model.load_state_dict(stock.apply(sent, _trained(model, x, y, stock.noise, TRAINING_RATE)))
     with torch.no_grad():
         right = model(normalised(data, test)).argmax(1) == data.labels[test] % CLASSES
-    return round(float(right.double().mean()), 4)
+    return float(right.double().mean())

@@ -51,9 +51,13 @@ MEASUREMENTS = {
         Measurement("audit", "Time and memory of audits.", "running.audits"),
         Measurement("audit-times", "Times of audits that users wait for.", "running.audit_times"),
         Measurement("filters", "Filters that frameworks ship, against servers that read.", "stock.filters"),
+        Measurement(
+            "learned-filters", "The same filters against a server that learned to read.", "stock.learned_filters"
+        ),
         Measurement("federations", "What the guard costs in Flower's simulation.", "federated.costs"),
         Measurement("flower", "Accuracy with and without the guard, and an attack on the way.", "federated.prices"),
         Measurement("clients", "A thousand simulated clients.", "federated.thousand"),
+        Measurement("nvflare", "Accuracy of NVFlare's example with and without the guard.", "sites.nvflare"),
         Measurement("coverage", "What the tests run through, room by room.", "testing.coverage"),
         Measurement("levels", "What is read of photos at each level of the private step, shown.", "shown.levels"),
         Measurement("quickstart", "A batch of Flower's quickstart, and what a server sees of it.", "shown.quickstart"),

@@ -15,6 +15,10 @@ PRICED = Federation("two layers", clients=4, rounds=20, images=3000, held_out=10
 RATES = {False: 0.1, True: 0.5}
 """Of plain and of private training: clipping fixes a gradient's length."""
 SEEDS = 5
+SMALL = Federation("two layers", rounds=1, data="noise", guard=True)
+"""One batch of noise for each client: what counts is the guard and the engine."""
+MANY = ((200, 0), (200, 50), (1000, 50))
+"""Clients, and messages under way at once (0: all)."""
 
 
 def costs(_data: str) -> dict[str, Any]:
@@ -36,6 +40,11 @@ def prices(data: str) -> dict[str, Any]:
 
 
 def thousand(_data: str) -> dict[str, Any]:
-    """A thousand simulated clients in one round, guarded: the largest process is what counts."""
-    setting = Federation("two layers", clients=1000, rounds=1, images=40_000, guard=True)
-    return {"runs": [alone(simulate, setting)]}
+    """Up to a thousand simulated clients in one round, guarded: what each worker's process held at most, and what the engine took."""
+    runs = []
+    for clients, wave in MANY:
+        setting = replace(SMALL, clients=clients, images=clients * SMALL.batch, wave=wave)
+        run = alone(simulate, setting)
+        paid = len(run.pop("bits by client"))
+        runs.append({"clients": clients, "wave": wave, "in the ledger": paid, **run})
+    return {"runs": runs}
