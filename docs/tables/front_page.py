@@ -25,7 +25,7 @@ def needs() -> str:
 def findings() -> str:
     """A line for each: what was found, the numbers, and the page that has the rest."""
     images = claims.agreement("imagenet-recall", "cifar10-recall", "normalisation")
-    seen = seen_at_16("FedAvg's CNN", trained=False)
+    seen = seen_at_16("FedAvg's CNN", "as initialised")
     rows = [
         ("A crafted model gives whole batches away", claims.whole_batches(), "strongest-server.md"),
         ("Honest models give whole batches away", claims.honest_batches(), "strongest-server.md"),

@@ -2,12 +2,18 @@
 
 from tables.reading import load, table
 
+SAID = {
+    "as initialised": "as initialised",
+    "three rounds": "after three rounds of ten clients",
+    "two epochs": "after two epochs",
+}
+
 
 def pictures() -> str:
     """Batches of honest clients: features that were read, and pictures that were made of them."""
     rows = [
         [
-            f"{r['network']}, {'trained' if r['trained'] else 'as initialised'}",
+            f"{r['network']}, {SAID[r['training']]}",
             str(r["batch_size"]),
             str(r["local_steps"]) if r["bits"] is None else f"private step, {r['bits']:g} bits",
             _percent(r["features"]),
@@ -18,7 +24,7 @@ def pictures() -> str:
         ]
         for r in sorted(
             load("pictures")["rows"],
-            key=lambda r: (r["network"], r["trained"], -(r["bits"] or 1e9), r["local_steps"], r["batch_size"]),
+            key=lambda r: (r["network"], list(SAID).index(r["training"]), -(r["bits"] or 1e9), r["local_steps"], r["batch_size"]),
         )
     ]
     return table(
@@ -27,12 +33,12 @@ def pictures() -> str:
     )
 
 
-def seen_at_16(network: str, *, trained: bool) -> str:
+def seen_at_16(network: str, training: str) -> str:
     """The share of recognisable pictures in batches of 16."""
     found = next(
         r
         for r in load("pictures")["rows"]
-        if (r["network"], r["trained"], r["batch_size"], r["local_steps"], r["bits"]) == (network, trained, 16, 1, None)
+        if (r["network"], r["training"], r["batch_size"], r["local_steps"], r["bits"]) == (network, training, 16, 1, None)
     )
     return f"{_percent(found['recognisable'])} %"
 

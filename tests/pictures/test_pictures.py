@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from qbi.auditing import Client, audit, decode
+from qbi.auditing import Client, audit
 from qbi.data.photos import synthetic_photos
 from qbi.errors import CannotRead
 from qbi.lab.pictures import prepared
@@ -29,11 +29,10 @@ def images():
     return nn.functional.interpolate(rough, SIDE, mode="bilinear")
 
 
-@pytest.fixture(scope="module")
-def learned(images):
-    model = small()
-    prefix = Prefix(model, "3")
-    return prefix, learn_decoder(prefix, images[:380], seconds=0, steps=700, width=16)
+@pytest.fixture(scope="module", params=[0, pytest.param(16, marks=pytest.mark.long)], ids=["linear", "network"])
+def learned(request, images):
+    prefix = Prefix(small(), "3")
+    return prefix, learn_decoder(prefix, images[:380], steps=700, width=request.param)
 
 
 LOW, HIGH = torch.zeros(1, 3, 1, 1), torch.ones(1, 3, 1, 1)
@@ -43,17 +42,38 @@ def share(pictures, truth):
     return float(((pictures - truth).square().flatten(1).mean(1) <= RECOGNISABLE.largest_error(1.0)).double().mean())
 
 
-@pytest.mark.long
 def test_features_become_pictures(learned, images):
     prefix, decoder = learned
     held = images[380:]
-    made = fit_pictures(prefix, features_of(prefix, held), decoder, low=LOW, high=HIGH, steps=60)
+    made = fit_pictures(prefix, features_of(prefix, held), decoder, low=LOW, high=HIGH)
     assert share(made, held) > 0.8
     assert made.min() >= 0
     assert made.max() <= 1
 
 
-@pytest.mark.long
+def test_the_fit_brings_pictures_and_their_features_nearer(learned, images):
+    prefix, decoder = learned
+    held = images[380:]
+    features = features_of(prefix, held)
+    with torch.no_grad():
+        start = decoder(features).clamp(LOW, HIGH)
+    made = fit_pictures(prefix, features, decoder, low=LOW, high=HIGH)
+    scale = decoder.spread
+    assert ((prefix(made) - features) / scale).square().mean() < ((prefix(start) - features) / scale).square().mean() / 2
+    assert (made - held).square().mean() < 0.8 * (start - held).square().mean()
+    assert torch.equal(fit_pictures(prefix, features, decoder, low=LOW, high=HIGH, steps=0), start)
+    few = fit_pictures(prefix, features, decoder, low=LOW, high=HIGH, directions=0)
+    assert torch.equal(few, start)
+
+
+def test_pictures_do_not_depend_on_the_others(learned, images):
+    prefix, decoder = learned
+    features = features_of(prefix, images[380:384])
+    together = fit_pictures(prefix, features, decoder, low=LOW, high=HIGH)
+    alone = fit_pictures(prefix, features[2:3], decoder, low=LOW, high=HIGH)
+    torch.testing.assert_close(together[2:3], alone, rtol=0, atol=1e-4)
+
+
 def test_what_tells_nothing_shows_nothing(learned, images):
     """The mean feature, another sample's features, a decoder for other layers."""
     prefix, decoder = learned
@@ -116,10 +136,8 @@ def test_batch_norms_and_positions_are_refused():
         Prefix(positions, "1")(torch.rand(2, 3, SIDE, SIDE))
 
 
-@pytest.mark.long
 def test_an_audit_shows_pictures_of_an_honest_batch(images, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(decode, "QUICK", (700, 16))
     photos = replace(synthetic_photos(300, SIDE, seed=2), pixels=(images[:300] * 255).byte())
     asked = {"client": Client(6), "attacks": ["passive"], "batches": 1, "defences": False}
     result = audit(small(), photos, decode=None, **asked)
@@ -133,7 +151,7 @@ def test_an_audit_shows_pictures_of_an_honest_batch(images, tmp_path, monkeypatc
 
 def test_the_measurement_in_small(images):
     labels = torch.arange(420) % 3
-    bench = prepared("quickstart", (torch.nn.functional.interpolate(images, 32) * 255).byte(), labels, trained=True, seconds=0, held=40, width=8, steps=5)  # fmt: skip
+    bench = prepared("quickstart", (torch.nn.functional.interpolate(images, 32) * 255).byte(), labels, training="three rounds", held=40, width=8, steps=5)  # fmt: skip
     row, held, made = bench.judge(4, 1)
     assert row.features == 1
     assert held.shape == made.shape

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -21,8 +22,11 @@ FEWEST_PUBLIC = 150
 MOST_VALUES = 3 * 64 * 64
 """Values of an image up to which a decoder is learned without being asked for: on a core that takes less than a minute."""
 
-QUICK, FULL, FULL_ON_GPU = (250, 32), (2500, 48), (15_000, 96)
-"""Steps and width of a decoder: by default, where it was asked for, and on a GPU."""
+QUICK, FULL, FULL_ON_GPU = (0, 0), (2500, 48), (15_000, 96)
+"""Steps and width of a decoder's network: by default (none: the linear decoder), where it was asked for, and on a GPU."""
+
+FEW_STEPS, FEW_DIRECTIONS = 2, 256
+"""Of the fit, by default: some seconds for the batches of an audit."""
 
 
 @dataclass(frozen=True)
@@ -75,11 +79,15 @@ def decoded(
     chosen = max(able, key=lambda a: (a.outcome.recovered[FAITHFUL].mean, not a.outcome.crafted))
     steps, width = QUICK if asked is None else FULL if campaign.device == "cpu" else FULL_ON_GPU
     started = time.perf_counter()
-    say(f"learning to see through {chosen.outcome.layer} ({steps:,} steps on {len(public):,} images)")
+    how = f"{steps:,} steps" if steps else "in closed form"
+    say(f"learning to see through {chosen.outcome.layer} ({how}, on {len(public):,} images)")
     try:
         prefix = Prefix(chosen.mounted.model, chosen.mounted.layer, chosen.mounted.carrier.arrived)
         decoder = decoder_for(prefix, public, steps=steps, width=width, seed=campaign.seed)
-        return _judged(campaign, chosen, prefix, decoder, public, started)
+        fit = partial(fit_pictures, prefix, decoder=decoder)
+        if asked is None:
+            fit = partial(fit, steps=FEW_STEPS, directions=FEW_DIRECTIONS)
+        return _judged(campaign, chosen, prefix, decoder, public, fit, started)
     except CannotRead as problem:
         say(f"no pictures were made: {problem}")
         return None
@@ -95,7 +103,13 @@ def _reads_features(attempt: Attempt) -> bool:
 
 
 def _judged(
-    campaign: Campaign, attempt: Attempt, prefix: Prefix, decoder: Decoder, public: Tensor, started: float
+    campaign: Campaign,
+    attempt: Attempt,
+    prefix: Prefix,
+    decoder: Decoder,
+    public: Tensor,
+    fit: Callable[..., Tensor],
+    started: float,
 ) -> DecodedPictures:
     samples = campaign.samples
     assert samples.images is not None
@@ -111,7 +125,7 @@ def _judged(
         made = ((low + high) / 2).expand_as(inputs[0]).clone()
         closest = made.clone()
         if bool(hit.any()):
-            made[hit] = fit_pictures(prefix, given, decoder, low=low, high=high)
+            made[hit] = fit(given, low=low, high=high)
             apart = torch.cdist(given / decoder.spread, known / decoder.spread)
             closest[hit] = public[apart.argmin(1)]
         with torch.no_grad():

@@ -35,7 +35,7 @@ class PictureRow:
     """What was seen of batches of one size."""
 
     network: str
-    trained: bool
+    training: str
     batch_size: int
     local_steps: int
     batches: int
@@ -57,12 +57,36 @@ class PictureRow:
     """Recognisable where each picture is compared with another sample's."""
 
 
-def train_plainly(model: nn.Module, x: Tensor, y: Tensor, *, epochs: int, seed: int) -> None:
-    """A few epochs of SGD, so that the weights are those of a network in use."""
+def train_plainly(model: nn.Module, x: Tensor, y: Tensor, seed: int, epochs: int = 2) -> None:
+    """Two epochs of SGD, so that the weights are those of a network in use."""
     draws = torch.Generator().manual_seed(derive_seed(seed, "training") % 2**31)
     step = plain_step(model, optimiser_for(model, "sgd", 0.01), x, y)
     for _ in train(step, torch.arange(len(x), device=x.device), 32, epochs, draws):
         pass
+
+
+def train_federated(model: nn.Module, x: Tensor, y: Tensor, seed: int, clients: int = 10, rounds: int = 3) -> None:
+    """As Flower's quickstart does: ten clients with a tenth of the images each, three rounds of one epoch, averaged."""
+    order = torch.randperm(len(x), generator=generator(seed, "clients")).to(x.device)
+    for number in range(rounds):
+        states = []
+        for client, own in enumerate(order.tensor_split(clients)):
+            local = copy.deepcopy(model)
+            train_plainly(local, x[own], y[own], derive_seed(seed, "round", number, client), epochs=1)
+            states.append(local.state_dict())
+        model.load_state_dict({n: torch.stack([s[n] for s in states]).mean(0) for n in states[0]})
+
+
+def _stays(model: nn.Module, x: Tensor, y: Tensor, seed: int) -> None:
+    """As it was initialised."""
+
+
+TRAININGS: dict[str, Callable[[nn.Module, Tensor, Tensor, int], None]] = {
+    "as initialised": _stays,
+    "three rounds": train_federated,
+    "two epochs": train_plainly,
+}
+"""How a network came to its weights."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +94,7 @@ class Bench:
     """A network as it was sent, a decoder for it, and images that the decoder has not seen."""
 
     name: str
-    trained: bool
+    training: str
     model: nn.Module
     layer: str
     decoder: Decoder
@@ -132,7 +156,7 @@ class Bench:
             first = first or (x, made)
         assert first is not None
         means = {key: sum(row[key] for row in rows) / len(rows) for key in rows[0]}
-        seen = PictureRow(self.name, self.trained, batch_size, local_steps, batches, bits, **means)
+        seen = PictureRow(self.name, self.training, batch_size, local_steps, batches, bits, **means)
         return seen, first[0], first[1]
 
     def _judged(
@@ -167,15 +191,16 @@ def prepared(
     pixels: Tensor,
     labels: Tensor,
     *,
-    trained: bool,
-    seconds: float,
+    training: str,
+    seconds: float = 0.0,
     held: int = 2000,
-    width: int = 64,
+    width: int = 0,
     seed: int = 0,
     device: str = "cpu",
     steps: int | None = None,
 ) -> Bench:
-    """A network, trained or not, and a decoder learned on all images but the held-out ones. Pixels are bytes."""
+    """A network, trained or not, and a decoder learned on all images but the held-out ones. Pixels are bytes; width 0 stays with the
+    linear decoder."""
     make, layer = NETWORKS[name]
     order = torch.randperm(len(pixels), generator=generator(seed, "held out"))
     shown = pixels.to(device).float() / 255
@@ -184,19 +209,21 @@ def prepared(
     torch.manual_seed(derive_seed(seed, "weights", name) % 2**31)
     model = make().to(device)
     public, kept = order[held:].to(device), order[:held].to(device)
-    if trained:
-        train_plainly(model, shown[public], known[public], epochs=2, seed=seed)
+    TRAININGS[training](model, shown[public], known[public], seed)
     decoder = learn_decoder(Prefix(model, layer), shown[public], seconds=seconds, width=width, seed=seed, steps=steps)
-    return Bench(name, trained, model, layer, decoder, shown[public], shown[kept], known[kept], mean, std)
+    return Bench(name, training, model, layer, decoder, shown[public], shown[kept], known[kept], mean, std)
 
 
-def rows_of(
-    bench: Bench, sizes: Sequence[int], batches: int, local_steps: Sequence[int] = ()
-) -> Iterator[dict[str, Any]]:
+FEWEST = 16
+"""Images that a row rests on at least."""
+
+
+def rows_of(bench: Bench, sizes: Sequence[int], local_steps: Sequence[int] = ()) -> Iterator[dict[str, Any]]:
     """One row for each batch size, then for each number of local steps and for the private step at 16."""
     for size in sizes:
-        yield asdict(bench.judge(size, batches)[0])
+        yield asdict(bench.judge(size, -(-FEWEST // size))[0])
     for steps in local_steps:
-        yield asdict(bench.judge(16, batches, local_steps=steps)[0])
+        for size in (4, 16):
+            yield asdict(bench.judge(size, -(-FEWEST // (size * steps)), local_steps=steps)[0])
     for bits in (72.0, 18.0, 8.0):
-        yield asdict(bench.judge(16, batches, bits=bits)[0])
+        yield asdict(bench.judge(16, 2, bits=bits)[0])

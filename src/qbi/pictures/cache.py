@@ -35,12 +35,13 @@ def decoder_for(
     shape = (int(images.shape[1]), int(images.shape[2]), int(images.shape[3]))
     if path.exists():
         try:
-            kept = Decoder(features_of(prefix, images[:1]).shape[1], shape, width)
-            kept.load_state_dict(load(path.read_bytes()))
+            state = load(path.read_bytes())
+            kept = Decoder(features_of(prefix, images[:1]).shape[1], shape, width, len(state["directions"]))
+            kept.load_state_dict(state)
             return kept.to(images.device).eval()
         except Exception:
             path.unlink(missing_ok=True)
-    made = learn_decoder(prefix, images, seconds=0.0, steps=steps, width=width, seed=seed, progress=progress)
+    made = learn_decoder(prefix, images, steps=steps, width=width, seed=seed, progress=progress)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, save({n: v.cpu().contiguous() for n, v in made.state_dict().items()}))
