@@ -74,7 +74,9 @@ def test_links_between_the_pages_lead_somewhere_without_the_site_too():
 
 def test_every_page_has_its_place_in_the_contents():
     """What Sphinx warns of, and fails on, without building anything."""
-    named = set(re.findall(r"^[a-z][a-z/-]*$", "\n".join(CONTENTS.findall((DOCS / "index.md").read_text("utf-8"))), re.M))
+    named = set(
+        re.findall(r"^[a-z][a-z/-]*$", "\n".join(CONTENTS.findall((DOCS / "index.md").read_text("utf-8"))), re.M)
+    )
     assert named == {page.stem for page in DOCS.glob("*.md")} - {"index"} | {"tutorials/index"}
 
 

@@ -20,8 +20,8 @@ SPREAD = 0.02
 
 def attend(queries: Tensor, keys: Tensor, values: Tensor, *, causal: bool) -> Float[Tensor, "b t d"]:
     """Attention with heads of `HEAD` values."""
-    parts = [m.unflatten(-1, (-1, HEAD)).transpose(1, 2) for m in (queries, keys, values)]
-    return F.scaled_dot_product_attention(*parts, is_causal=causal).transpose(1, 2).flatten(2)
+    q, k, v = (m.unflatten(-1, (-1, HEAD)).transpose(1, 2) for m in (queries, keys, values))
+    return F.scaled_dot_product_attention(q, k, v, is_causal=causal).transpose(1, 2).flatten(2)
 
 
 class BertLayer(nn.Module):
@@ -73,7 +73,8 @@ class TurnedLinear(nn.Module):
 
     def forward(self, x: Float[Tensor, "b t n"]) -> Float[Tensor, "b t m"]:
         """W ᵀx + b at every position."""
-        return torch.addmm(self.bias, x.flatten(0, -2), self.weight).unflatten(0, x.shape[:-1])
+        out: Tensor = torch.addmm(self.bias, x.flatten(0, -2), self.weight).unflatten(0, x.shape[:-1])
+        return out
 
 
 class Gpt2Layer(nn.Module):

@@ -17,8 +17,8 @@ AT_ONCE = 8192
 LOOKS = 16
 """Random directions outside the span in which a vector is looked at first."""
 
-CONTEXTS = 4
-"""Contexts in which a token is tried at a position."""
+CONTEXTS, DIRECTIONS = 2, 256
+"""Contexts in which a token is tried at a position, and random directions in which its distance is measured, to about 6 %."""
 
 
 @dataclass(frozen=True)
@@ -69,21 +69,25 @@ def tokens_allowed(
     bound on that part is rounding over the smallest singular value. The rest are looked at in full.
     """
     device = span.basis.device
-    looks = torch.randn(span.outside.shape[1], LOOKS, generator=draws).to(span.basis)
-    looks = looks / math.sqrt(LOOKS)
+    looks = span.looks(LOOKS, draws)
     most = 2 * TIMES * (span.noise * math.sqrt(span.width) * float(span.weights.max()) + SUMMED * ROUNDING)
     rows = max(1, AT_ONCE // positions)
     found = []
     for part in torch.arange(vocabulary, device=device).split(rows):
         arrived = arrivals.at(group, part[:, None].expand(-1, positions))
-        inside = span.screen(arrived, looks) <= most * math.sqrt(span.outside.shape[1])
+        inside = span.screen(arrived, looks) <= most * math.sqrt(span.width - span.rank)
         inside[inside.clone()] = span.misses(arrived[inside]) <= TIMES
         found.append(inside)
     return torch.cat(found)
 
 
 def likely_places(
-    arrivals: Arrivals, group: MapGroup, span: Span, tokens: Int[Tensor, " v"], positions: int
+    arrivals: Arrivals,
+    group: MapGroup,
+    span: Span,
+    tokens: Int[Tensor, " v"],
+    positions: int,
+    draws: torch.Generator,
 ) -> Float[Tensor, "v t"]:
     """How far each token is from the span at each position of a layer that mixes positions, in contexts made of the others.
 
@@ -92,12 +96,13 @@ def likely_places(
     count = len(tokens)
     rows = torch.arange(count, device=tokens.device)
     steps = torch.arange(positions, device=tokens.device)
+    looks = span.looks(min(DIRECTIONS, span.width - span.rank), draws)
     best: Tensor | None = None
     for turn in range(CONTEXTS):
         # Row r holds token r + (2·turn + 1)·p at position p: every token once at every position, each time among others.
         places = (rows[:, None] + (2 * turn + 1) * steps[None] + turn) % count
         far = torch.cat(
-            [span.distances(arrivals.at(group, tokens[part])) for part in places.split(AT_ONCE // positions)]
+            [span.screen(arrivals.at(group, tokens[part]), looks) for part in places.split(AT_ONCE // positions)]
         )
         own = torch.empty_like(far)
         own.scatter_(0, places, far)

@@ -10,10 +10,11 @@ from torch import Tensor, nn
 from qbi.errors import CannotRead
 from qbi.sentences.arrivals import Arrivals, Feed, MapGroup
 from qbi.sentences.candidates import Found, likely_places, sees_single_tokens, tokens_allowed
-from qbi.sentences.joining import join_tokens
+from qbi.sentences.joining import Joined, join_tokens
 from qbi.sentences.pairing import backprops_of, likely_places_of
 from qbi.sentences.prefixes import PrefixSearch
 from qbi.sentences.span import ROUNDING, Span, span_of
+from qbi.sentences.witnesses import Witness, find_witness, witness_of
 
 LATER = 12
 """Groups of maps that are looked at, in the order of a pass."""
@@ -86,30 +87,62 @@ def read_sentences(
             f"{first.name}: more tokens lie in its gradient's span than a batch can have; nothing can be told by it."
         )
     mixing = [g for g, own in zip(groups, alone, strict=False) if not own]
-    second, later = _later(arrivals, mixing, first, gradients, tokens, length, batch_size, rounding)
-    found = Found(tokens, allowed[tokens], likely_places(arrivals, second, later, tokens, length), span.rank)
+    second, later = _later(arrivals, mixing, gradients, tokens, length, batch_size, rounding)
+    found = Found(tokens, allowed[tokens], likely_places(arrivals, second, later, tokens, length, draws), span.rank)
     causal = _looks_back_only(arrivals, second, probe)
+    used: tuple[str, ...] = (first.name, second.name)
     if causal:
-        places = likely_places_of(found, length, batch_size)
-        rows = first.gradient(gradients)
-        backs = backprops_of(
-            arrivals, first, places, rows[: len(rows) // (3 if len(first.weights) == 1 else 1)], length
-        )
-        ids = PrefixSearch(arrivals, second, later, found, places, backs).grow(length, batch_size)
-        sequences, proven = [tuple(row.tolist()) for row in ids], [True] * len(ids)
+        ids = _grown(arrivals, (first, second), later, found, gradients, length, batch_size)
+        sequences, proven = ids, [True] * len(ids)
     else:
-        joined = join_tokens(arrivals, (first, second), later, found, gradients, length, batch_size)
-        sequences, proven = [tuple(row.tolist()) for row in joined.ids], joined.proven.tolist()
+        behind = [*mixing, *groups[LATER:]]
+        witness = find_witness(arrivals, behind, gradients, probe, batch_size, rounding, draws)
+        witness = witness or witness_of(second, later, torch.arange(length, device=device), draws)
+        joined = _joined(arrivals, witness, found, length, batch_size, draws)
+        sequences, proven = [tuple(row) for row in joined.ids.tolist()], joined.proven.tolist()
+        used = tuple(dict.fromkeys((*used, witness.group.name)))
     return ReadSentences(
         tuple(sequences),
         tuple(proven),
         tuple(tokens.tolist()),
-        (first.name, second.name),
+        used,
         span.rank,
         span.width,
         causal,
         time.perf_counter() - started,
     )
+
+
+def _grown(
+    arrivals: Arrivals,
+    groups: tuple[MapGroup, MapGroup],
+    span: Span,
+    found: Found,
+    gradients: Mapping[str, Tensor],
+    length: int,
+    batch_size: int,
+) -> list[tuple[int, ...]]:
+    """Sequences of a decoder."""
+    first, second = groups
+    places = likely_places_of(found, length, batch_size)
+    rows = first.gradient(gradients)
+    own = rows[: len(rows) // (3 if len(first.weights) == 1 else 1)]
+    backs = backprops_of(arrivals, first, places, own, length)
+    search = PrefixSearch(arrivals, second, span, found, places, backs)
+    return [tuple(row.tolist()) for row in search.grow(length, batch_size)]
+
+
+def _joined(
+    arrivals: Arrivals, witness: Witness, found: Found, length: int, batch_size: int, draws: torch.Generator
+) -> Joined:
+    """Sequences of an encoder, from the likeliest tokens of each position; from more of them where some are missing."""
+    wanted = min(batch_size, witness.sequences or batch_size)
+    likely = likely_places_of(found, length, 2 * batch_size)
+    joined = join_tokens(arrivals, witness, likely, length, batch_size, draws)
+    wide = likely_places_of(found, length, 2 * batch_size, cut=False)
+    if int(joined.proven.sum()) < wanted and len(wide.token) > len(likely.token):
+        joined = joined.with_more(join_tokens(arrivals, witness, wide, length, batch_size, draws))
+    return Joined(joined.ids[:batch_size], joined.proven[:batch_size], joined.far[:batch_size])
 
 
 def _deciding(groups: list[MapGroup], gradients: Mapping[str, Tensor], rounding: float) -> list[tuple[MapGroup, Span]]:
@@ -135,7 +168,6 @@ def _span(group: MapGroup, gradients: Mapping[str, Tensor], rounding: float) -> 
 def _later(
     arrivals: Arrivals,
     groups: list[MapGroup],
-    first: MapGroup,
     gradients: Mapping[str, Tensor],
     tokens: Tensor,
     length: int,
@@ -154,8 +186,6 @@ def _later(
     spans: list[tuple[MapGroup, Span]] = []
     reason = "there is no layer behind the first that sees positions together."
     for group in groups:
-        if group.width >= 2 * first.width:
-            continue
         try:
             spans.append((group, _span(group, gradients, rounding)))
         except CannotRead as problem:
