@@ -1,6 +1,5 @@
 """Which tokens stand in a batch, and where: every entry of the vocabulary at every position, tested against what a gradient spans."""
 
-import math
 from dataclasses import dataclass, field
 
 import torch
@@ -9,7 +8,7 @@ from torch import Tensor
 
 from qbi.errors import CannotRead
 from qbi.sentences.arrivals import Arrivals, MapGroup
-from qbi.sentences.span import ROUNDING, SUMMED, TIMES, Span
+from qbi.sentences.span import TIMES, Span
 
 AT_ONCE = 8192
 """Positions that are run through the model at once: with 768 values each, 25 MB for every value that is kept of them."""
@@ -65,19 +64,15 @@ def tokens_allowed(
 ) -> Bool[Tensor, "v t"]:
     """For every token and position whether its vector lies in the span.
 
-    A few random directions outside the span rule out nearly all of them: what lies in the span has no part there but for rounding, and the
-    bound on that part is rounding over the smallest singular value. The rest are looked at in full.
+    A few random directions outside the span rule out nearly all of them; the rest are looked at in full.
     """
     device = span.basis.device
     looks = span.looks(LOOKS, draws)
-    most = 2 * TIMES * (span.noise * math.sqrt(span.width) * float(span.weights.max()) + SUMMED * ROUNDING)
     rows = max(1, AT_ONCE // positions)
     found = []
     for part in torch.arange(vocabulary, device=device).split(rows):
         arrived = arrivals.at(group, part[:, None].expand(-1, positions))
-        inside = span.screen(arrived, looks) <= most * math.sqrt(span.width - span.rank)
-        inside[inside.clone()] = span.misses(arrived[inside]) <= TIMES
-        found.append(inside)
+        found.append(span.screened(arrived, looks) <= TIMES)
     return torch.cat(found)
 
 

@@ -92,7 +92,7 @@ def read_sentences(
     causal = _looks_back_only(arrivals, second, probe)
     used: tuple[str, ...] = (first.name, second.name)
     if causal:
-        ids = _grown(arrivals, (first, second), later, found, gradients, length, batch_size)
+        ids = _grown(arrivals, (first, second), later, found, gradients, length, batch_size, draws)
         sequences, proven = ids, [True] * len(ids)
     else:
         behind = [*mixing, *groups[LATER:]]
@@ -121,6 +121,7 @@ def _grown(
     gradients: Mapping[str, Tensor],
     length: int,
     batch_size: int,
+    draws: torch.Generator,
 ) -> list[tuple[int, ...]]:
     """Sequences of a decoder."""
     first, second = groups
@@ -128,7 +129,7 @@ def _grown(
     rows = first.gradient(gradients)
     own = rows[: len(rows) // (3 if len(first.weights) == 1 else 1)]
     backs = backprops_of(arrivals, first, places, own, length)
-    search = PrefixSearch(arrivals, second, span, found, places, backs)
+    search = PrefixSearch(arrivals, second, span, found, places, backs, draws)
     return [tuple(row.tolist()) for row in search.grow(length, batch_size)]
 
 

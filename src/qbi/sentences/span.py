@@ -72,6 +72,17 @@ class Span:
         far: Tensor = (scaled @ directions).norm(dim=-1) / scaled.norm(dim=-1).clamp_min(1e-30)
         return far
 
+    def screened(self, vectors: Float[Tensor, "*k d"], directions: Float[Tensor, "d c"]) -> Float[Tensor, "*k"]:
+        """As `misses`, of the few that some directions outside do not rule out; infinite for the others.
+
+        What lies in the span has no part outside but for rounding, and the bound on that part is rounding over the smallest singular value.
+        """
+        most = 2 * TIMES * (self.noise * math.sqrt(self.width) * float(self.weights.max()) + SUMMED * ROUNDING)
+        inside = self.screen(vectors, directions) <= most * math.sqrt(self.width - self.rank)
+        misses = torch.full(inside.shape, torch.inf, device=inside.device)
+        misses[inside] = self.misses(vectors[inside])
+        return misses
+
 
 def span_of(gradient: Float[Tensor, "n d"], rounding: float = ROUNDING) -> Span:
     """The span, with its rank decided by the rounding that the gradient shows.
