@@ -22,6 +22,8 @@ TEXTS, HELD = 4000, 1000
 BATCHES = 3
 SEED = 1
 """The batches of seed 0 were looked at while the reading was written."""
+READER = "tokens solved for together, prefixes ranked by sums"
+"""How sequences are put together, for tables that were measured before."""
 KEPT = Path("out/sentences")
 """Where each batch is written as it is done, below the folder the command is run in; those that lie there are not done again."""
 ON_GPU = 6
@@ -86,7 +88,7 @@ def sentences(data: str, only: str = "") -> dict[str, Any]:
         print(f"{len(found)} of {len(tasks)}: {task.key} {row}", flush=True)
     machine = f"{torch.cuda.get_device_name()}, {ON_GPU} batches at a time" if on_gpu else "CPU, a core for each batch"
     where = f"IMDB reviews, the first {LENGTH} WordPiece tokens ([CLS] first), a vocabulary of 30,522 trained on {TEXTS:,} reviews, three layers; {BATCHES} batches, seed {SEED}; {machine}"
-    return {"provenance": where, "rows": rows_from(found)}
+    return {"provenance": where, "reader": READER, "rows": rows_from(found)}
 
 
 def _place(task: TextTask, device: str) -> Path:
