@@ -18,8 +18,8 @@ DRAWN = 1.5
 ROUNDS, SEEDINGS = 6, 8
 """Rounds in which a sequence is solved for again from where it stands, and sets of tokens that sequences are started from."""
 
-MENDED = 8
-"""Sequences that are mended at last, each by running all its neighbours."""
+MENDED, SWEEPS, RUN = 8, 3, 4096
+"""Sequences that are mended at last, each by running all its neighbours in some sweeps; and sequences that may be run for it."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def join_tokens(
             break
     missing = wanted - int(found.proven.sum())
     if missing > 0:
-        nearest = found.ids[~found.proven][: min(missing, MENDED)]
+        nearest = found.ids[~found.proven][: min(missing, MENDED, RUN // (SWEEPS * len(pairs.token)))]
         for row in nearest:
             found = found.with_more(_mended(arrivals, witness, choices, row))
     return Joined(found.ids[:batch_size], found.proven[:batch_size], found.far[:batch_size])
@@ -129,7 +129,7 @@ def _mended(arrivals: Arrivals, witness: Witness, choices: Choices, row: Int[Ten
     place, slot = choices.open.nonzero().T
     numbers = torch.arange(len(place), device=row.device)
     steps = []
-    for _ in range(ROUNDS):
+    for _ in range(SWEEPS):
         changed = row.repeat(len(place), 1)
         changed[numbers, place] = choices.tokens[place, slot]
         rests, proven, far = witness.rest(arrivals, torch.cat([changed, row[None]]))

@@ -22,6 +22,9 @@ LATER = 12
 EARLY = 4
 """Of a decoder, those behind the first attention that are looked at: a later one would only take longer."""
 
+WIDE = 1024
+"""Tokens at places up to which unlikely ones are taken in where a sequence is missing; beyond, where more than half of them are."""
+
 ROWS = 48
 """Sequences on which these are compared."""
 
@@ -129,7 +132,8 @@ def _joined(
     likely = likely_places_of(found, length, 2 * batch_size)
     joined = join_tokens(arrivals, witness, likely, length, batch_size, draws)
     wide = likely_places_of(found, length, 2 * batch_size, cut=False)
-    if int(joined.proven.sum()) < wanted and len(wide.token) > len(likely.token):
+    proven, few = int(joined.proven.sum()), len(wide.token) <= WIDE
+    if len(wide.token) > len(likely.token) and proven < (wanted if few else wanted / 2):
         joined = joined.with_more(join_tokens(arrivals, witness, wide, length, batch_size, draws))
     return Joined(joined.ids[:batch_size], joined.proven[:batch_size], joined.far[:batch_size])
 
