@@ -25,6 +25,9 @@ EARLY = 4
 WIDE = 1024
 """Tokens at places up to which unlikely ones are taken in where a sequence is missing; beyond, where more than half of them are."""
 
+ROOM = 64
+"""Dimensions outside a span with which distances tell places."""
+
 ROWS = 48
 """Sequences on which these are compared."""
 
@@ -193,7 +196,9 @@ def _telling(
         far = pair[1].distances(arrivals.at(pair[0], ids)).flatten()
         return float(far.median() / far.quantile(share).clamp_min(1e-12))
 
-    return max(spans, key=contrast)
+    # With few dimensions outside, distances scatter by orders of magnitude, whatever stands where.
+    roomy = [pair for pair in spans if pair[1].width - pair[1].rank >= ROOM]
+    return max(roomy or spans, key=contrast)
 
 
 def _looks_back_only(arrivals: Arrivals, group: MapGroup, ids: Tensor) -> bool:
