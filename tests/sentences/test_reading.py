@@ -15,9 +15,9 @@ VOCABULARY, LENGTH, WIDTH = 300, 8, 128
 class Small(nn.Module):
     """Embeddings with places, attention layers, and a head on the first position, or on all where tokens are foretold."""
 
-    def __init__(self, *, causal, width=WIDTH, dropout=0.0, layers=3):
+    def __init__(self, *, causal, width=WIDTH, dropout=0.0, layers=3, pooled=False):
         super().__init__()
-        self.causal = causal
+        self.causal, self.pooled = causal, pooled
         self.words, self.places = nn.Embedding(VOCABULARY, width), nn.Embedding(LENGTH, width)
         self.norm = nn.LayerNorm(width)
         self.dropout = nn.Dropout(dropout)
@@ -37,6 +37,8 @@ class Small(nn.Module):
             mixed = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal).transpose(1, 2).flatten(2)
             x = self.norms[2 * i](x + self.out[i](mixed))
             x = self.norms[2 * i + 1](x + self.down[i](F.gelu(self.up[i](x))))
+        if self.pooled:
+            return self.head(x.mean(1))
         return self.head(x) if self.causal else self.head(x[:, 0])
 
 
@@ -71,6 +73,25 @@ def test_an_encoder_gives_its_batch_away(size):
     assert not found.causal
     assert score(found.sequences, ids.tolist()).exact == 1
     assert set(found.tokens) == set(ids.flatten().tolist())
+
+
+@pytest.mark.parametrize("size", [1, 4])
+def test_an_encoder_whose_head_sees_the_mean_gives_its_batch_away(size):
+    """Then every position of every layer gets something back, and all of them are tested together."""
+    model, ids = small(False, pooled=True), batch(size)
+    found = read(model, sent(model, ids), size)
+    assert score(found.sequences, ids.tolist()).exact == 1
+    assert all(found.proven)
+
+
+def test_sequences_that_share_their_tokens_are_told_apart():
+    """The same words at the same places in several samples, and one sample twice."""
+    model, ids = small(False), batch(6)
+    ids[1, :5] = ids[0, :5]
+    ids[2, 6:] = ids[0, 6:]
+    ids[5] = ids[4]
+    found = read(model, sent(model, ids), 6)
+    assert {tuple(row) for row in ids.tolist()} == set(found.sequences[: sum(found.proven)])
 
 
 @pytest.mark.parametrize("size", [1, 4, 8])

@@ -2,16 +2,16 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from qbi.errors import CannotRead, MissingExtra
+from qbi.errors import CannotRead
 from qbi.federation import client_step
 from qbi.federation.client import Loss, default_loss
+from qbi.lab.text_models import Bert, Gpt2, adapt
 from qbi.private.defence import PrivateStep
 from qbi.private.goal import Budget
 from qbi.randomness import derive_seed, generator
@@ -29,6 +29,13 @@ def next_token_loss(outputs: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(outputs[:, :-1].flatten(0, 1), targets[:, 1:].flatten())
 
 
+KINDS: dict[str, tuple[type[Bert] | type[Gpt2], int, Loss]] = {
+    "BERT": (Bert, 30_522, default_loss),
+    "GPT-2": (Gpt2, 50_257, next_token_loss),
+}
+"""Models with their published vocabularies."""
+
+
 @dataclass(frozen=True)
 class TextModel:
     """A model, its loss, and whether it foretells tokens."""
@@ -44,13 +51,6 @@ class TextModel:
         return ids if self.foretells else labels
 
 
-def _library() -> Any:
-    try:
-        return import_module("transformers")
-    except ImportError as problem:
-        raise MissingExtra("transformers", "zoo") from problem
-
-
 def build(
     kind: str, width: int = 768, layers: int = 3, *, vocabulary: int | None = None, rank: int = 0, seed: int = 0
 ) -> TextModel:
@@ -64,39 +64,13 @@ def build(
         rank: of LoRA on the attention's maps; 0 trains everything.
         seed: of its weights.
     """
-    library = _library()
-    sizes: dict[str, Any] = {} if vocabulary is None else {"vocab_size": vocabulary}
+    made, published, loss = KINDS[kind]
+    size = vocabulary or published
     torch.manual_seed(derive_seed(seed, "weights", kind, width) % 2**31)
-    if kind == "BERT":
-        config = library.BertConfig(
-            hidden_size=width,
-            num_attention_heads=width // 64,
-            intermediate_size=4 * width,
-            num_hidden_layers=layers,
-            hidden_dropout_prob=0.0,
-            attention_probs_dropout_prob=0.0,
-            **sizes,
-        )
-        model, loss = library.BertForSequenceClassification(config), default_loss
-    else:
-        own = {"bos_token_id": 0, "eos_token_id": 0} if sizes else {}
-        config = library.GPT2Config(
-            n_embd=width,
-            n_head=width // 64,
-            n_layer=layers,
-            resid_pdrop=0.0,
-            embd_pdrop=0.0,
-            attn_pdrop=0.0,
-            **sizes,
-            **own,
-        )
-        model, loss = library.GPT2LMHeadModel(config), next_token_loss
+    model = made(size, width, layers)
     if rank:
-        peft = import_module("peft")
-        targets = ["query", "key", "value"] if kind == "BERT" else ["c_attn"]
-        # Adapters on the first layers' attention and on what stands behind, as people put them.
-        model = peft.get_peft_model(model, peft.LoraConfig(r=rank, lora_alpha=rank, target_modules=targets))
-    return TextModel(kind, model, loss, kind != "BERT", config.vocab_size)
+        adapt(model, rank)
+    return TextModel(kind, model, loss, kind != "BERT", size)
 
 
 def train(made: TextModel, ids: Tensor, labels: Tensor, steps: int, *, seed: int = 0) -> float:
@@ -108,7 +82,7 @@ def train(made: TextModel, ids: Tensor, labels: Tensor, steps: int, *, seed: int
     for _ in range(steps):
         chosen = torch.randint(len(ids), (16,), generator=draws)
         optimiser.zero_grad()
-        value = made.loss(made.model(ids[chosen])[0], made.targets(ids[chosen], labels[chosen]))
+        value = made.loss(made.model(ids[chosen]), made.targets(ids[chosen], labels[chosen]))
         value.backward()
         optimiser.step()
     return float(value.detach())
@@ -189,18 +163,4 @@ def _sent(made: TextModel, x: Tensor, targets: Tensor, bits: float | None, seed:
     if bits is None:
         return client_step(made.model, (x,), targets, loss=plain, seed=seed).gradients
     step = PrivateStep(Budget.for_goal(bits=bits))
-    released = step.update(_Plain(made.model), x, targets, generator(seed, "noise"), loss=plain, seed=seed)
-    return {name.removeprefix("inner."): g for name, g in released.gradients.items()}
-
-
-class _Plain(nn.Module):
-    """A model that returns its prediction alone."""
-
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, ids: Tensor) -> Tensor:
-        """Logits."""
-        out: Tensor = self.inner(ids)[0]
-        return out
+    return step.update(made.model, x, targets, generator(seed, "noise"), loss=plain, seed=seed).gradients

@@ -14,9 +14,9 @@ from qbi.pictures.prefix import Prefix
 STEPS = 4
 DAMPING = 0.6
 """The part of a step that is taken, after the first: pieces change on the way."""
-DOUBT, LEAST_DOUBT = 0.3, 1e-6
+DOUBT, LEAST_DOUBT = 0.3, 1e-5
 """What is put down to pieces that change: a part of how far off the features of the decoder's pictures are, squared, and at least a part
-of the features' variance."""
+of the mean feature's variance: one that was silent on every image may speak now."""
 AT_ONCE = 1024
 """Images that pass the layers at a time."""
 
@@ -47,7 +47,7 @@ def fit_pictures(
         start = decoder(features).float().clamp(low, high)
         unit = torch.eye(len(decoder.directions), device=start.device)
         moves = decoder.errors(unit[:directions])
-        certain = 1 / (DOUBT * decoder.strays.square() + LEAST_DOUBT * decoder.spread.square())
+        certain = 1 / (DOUBT * decoder.strays.square() + LEAST_DOUBT * decoder.spread.square().mean())
         each = zip(features[:, None], start[:, None], strict=True)
         return torch.cat([_moved(prefix, f, s, moves, certain, low, high, steps) for f, s in each])
 

@@ -131,6 +131,19 @@ class Arrivals:
             for own, given in found
         ]
 
+    def returns(self, groups: list[MapGroup], ids: Int[Tensor, "k t"]) -> dict[str, Tensor]:
+        """The gradients of their weights for some loss of the model's first output: which positions get anything back is the same for all."""
+        held = {part.name: part.held for part in self.parts.values()}
+        names = [name for group in groups for name in group.weights]
+        with as_client(self.model, seed=0), torch.enable_grad():
+            out = self.model(*self.feed(ids))
+            while not isinstance(out, Tensor):
+                out = next(iter(out.values() if isinstance(out, Mapping) else out))
+            draws = torch.Generator().manual_seed(0)
+            total = (out * torch.randn(out.shape, generator=draws).to(out)).sum()
+            found = torch.autograd.grad(total, [held[name] for name in names], allow_unused=True)
+        return {name: g for name, g in zip(names, found, strict=True) if g is not None}
+
     def at(self, group: MapGroup, ids: Int[Tensor, "k t"]) -> Float[Tensor, "k t d"]:
         """What arrives there, position by position."""
         met = self._run(ids, group.first)

@@ -1,6 +1,5 @@
 """Which tokens stand in a batch, and where: every entry of the vocabulary at every position, tested against what a gradient spans."""
 
-import math
 from dataclasses import dataclass, field
 
 import torch
@@ -9,7 +8,7 @@ from torch import Tensor
 
 from qbi.errors import CannotRead
 from qbi.sentences.arrivals import Arrivals, MapGroup
-from qbi.sentences.span import ROUNDING, SUMMED, TIMES, Span
+from qbi.sentences.span import TIMES, Span
 
 AT_ONCE = 8192
 """Positions that are run through the model at once: with 768 values each, 25 MB for every value that is kept of them."""
@@ -17,8 +16,8 @@ AT_ONCE = 8192
 LOOKS = 16
 """Random directions outside the span in which a vector is looked at first."""
 
-CONTEXTS = 4
-"""Contexts in which a token is tried at a position."""
+CONTEXTS, DIRECTIONS = 2, 256
+"""Contexts in which a token is tried at a position, and random directions in which its distance is measured, to about 6 %."""
 
 
 @dataclass(frozen=True)
@@ -65,25 +64,25 @@ def tokens_allowed(
 ) -> Bool[Tensor, "v t"]:
     """For every token and position whether its vector lies in the span.
 
-    A few random directions outside the span rule out nearly all of them: what lies in the span has no part there but for rounding, and the
-    bound on that part is rounding over the smallest singular value. The rest are looked at in full.
+    A few random directions outside the span rule out nearly all of them; the rest are looked at in full.
     """
     device = span.basis.device
-    looks = torch.randn(span.outside.shape[1], LOOKS, generator=draws).to(span.basis)
-    looks = looks / math.sqrt(LOOKS)
-    most = 2 * TIMES * (span.noise * math.sqrt(span.width) * float(span.weights.max()) + SUMMED * ROUNDING)
+    looks = span.looks(LOOKS, draws)
     rows = max(1, AT_ONCE // positions)
     found = []
     for part in torch.arange(vocabulary, device=device).split(rows):
         arrived = arrivals.at(group, part[:, None].expand(-1, positions))
-        inside = span.screen(arrived, looks) <= most * math.sqrt(span.outside.shape[1])
-        inside[inside.clone()] = span.misses(arrived[inside]) <= TIMES
-        found.append(inside)
+        found.append(span.screened(arrived, looks) <= TIMES)
     return torch.cat(found)
 
 
 def likely_places(
-    arrivals: Arrivals, group: MapGroup, span: Span, tokens: Int[Tensor, " v"], positions: int
+    arrivals: Arrivals,
+    group: MapGroup,
+    span: Span,
+    tokens: Int[Tensor, " v"],
+    positions: int,
+    draws: torch.Generator,
 ) -> Float[Tensor, "v t"]:
     """How far each token is from the span at each position of a layer that mixes positions, in contexts made of the others.
 
@@ -92,12 +91,13 @@ def likely_places(
     count = len(tokens)
     rows = torch.arange(count, device=tokens.device)
     steps = torch.arange(positions, device=tokens.device)
+    looks = span.looks(min(DIRECTIONS, span.width - span.rank), draws)
     best: Tensor | None = None
     for turn in range(CONTEXTS):
         # Row r holds token r + (2·turn + 1)·p at position p: every token once at every position, each time among others.
         places = (rows[:, None] + (2 * turn + 1) * steps[None] + turn) % count
         far = torch.cat(
-            [span.distances(arrivals.at(group, tokens[part])) for part in places.split(AT_ONCE // positions)]
+            [span.screen(arrivals.at(group, tokens[part]), looks) for part in places.split(AT_ONCE // positions)]
         )
         own = torch.empty_like(far)
         own.scatter_(0, places, far)

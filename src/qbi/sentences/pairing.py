@@ -1,17 +1,12 @@
-"""Tokens at places, and what came back to each of them.
-
-The vectors that arrived at the first layer are known once the tokens are, so its gradient G = Σ_u δ_u x_uᵀ is solved for what came back to
-each. Tokens of one sample answer to the same attention and the same loss: their backprops point the same way.
-"""
+"""Tokens at places: which may stand where."""
 
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
-from qbi.sentences.arrivals import Arrivals, MapGroup
-from qbi.sentences.candidates import AT_ONCE, Found
+from qbi.sentences.candidates import Found
 
 
 @dataclass(frozen=True)
@@ -49,18 +44,3 @@ def likely_places_of(found: Found, positions: int, most: int, *, cut: bool = Tru
     nearest = torch.cat([torch.arange(len(own), device=token.device) == 0 for own in tokens])
     keep = (distance <= limit) | nearest
     return TokenPlaces(token[keep], place[keep])
-
-
-def backprops_of(
-    arrivals: Arrivals, group: MapGroup, pairs: TokenPlaces, rows: Float[Tensor, "n d"], positions: int
-) -> Float[Tensor, "u n"]:
-    """What came back to each token, of unit length: G = Σ_u δ_u x_uᵀ solved for δ."""
-    parts = []
-    for token, place in zip(
-        pairs.token.split(AT_ONCE // positions), pairs.place.split(AT_ONCE // positions), strict=True
-    ):
-        arrived = arrivals.at(group, token[:, None].expand(-1, positions))
-        parts.append(arrived[torch.arange(len(token), device=token.device), place])
-    solved = torch.linalg.pinv(torch.cat(parts).double(), rtol=1e-6).T @ rows.double().T
-    unit: Tensor = solved / solved.norm(dim=1, keepdim=True).clamp_min(1e-300)
-    return unit.float()

@@ -10,13 +10,23 @@ from torch import Tensor, nn
 from qbi.errors import CannotRead
 from qbi.sentences.arrivals import Arrivals, Feed, MapGroup
 from qbi.sentences.candidates import Found, likely_places, sees_single_tokens, tokens_allowed
-from qbi.sentences.joining import join_tokens
-from qbi.sentences.pairing import backprops_of, likely_places_of
+from qbi.sentences.joining import Joined, join_tokens
+from qbi.sentences.pairing import likely_places_of
 from qbi.sentences.prefixes import PrefixSearch
 from qbi.sentences.span import ROUNDING, Span, span_of
+from qbi.sentences.witnesses import Witness, find_witness, witness_of
 
 LATER = 12
 """Groups of maps that are looked at, in the order of a pass."""
+
+EARLY = 4
+"""Of a decoder, those behind the first attention that are looked at: a later one would only take longer."""
+
+WIDE = 1024
+"""Tokens at places up to which unlikely ones are taken in where a sequence is missing; beyond, where more than half of them are."""
+
+ROOM = 64
+"""Dimensions outside a span with which distances tell places."""
 
 ROWS = 48
 """Sequences on which these are compared."""
@@ -86,30 +96,49 @@ def read_sentences(
             f"{first.name}: more tokens lie in its gradient's span than a batch can have; nothing can be told by it."
         )
     mixing = [g for g, own in zip(groups, alone, strict=False) if not own]
-    second, later = _later(arrivals, mixing, first, gradients, tokens, length, batch_size, rounding)
-    found = Found(tokens, allowed[tokens], likely_places(arrivals, second, later, tokens, length), span.rank)
-    causal = _looks_back_only(arrivals, second, probe)
+    causal = bool(mixing) and _looks_back_only(arrivals, mixing[0], probe)
+    spans = _later(mixing[: EARLY if causal else None], gradients, batch_size, rounding)
     if causal:
-        places = likely_places_of(found, length, batch_size)
-        rows = first.gradient(gradients)
-        backs = backprops_of(
-            arrivals, first, places, rows[: len(rows) // (3 if len(first.weights) == 1 else 1)], length
-        )
-        ids = PrefixSearch(arrivals, second, later, found, places, backs).grow(length, batch_size)
-        sequences, proven = [tuple(row.tolist()) for row in ids], [True] * len(ids)
+        # Behind a layer that bends, and with most room outside the span.
+        second, later = max(spans, key=lambda pair: pair[1].width - pair[1].rank)
+        search = PrefixSearch(arrivals, second, later, tokens, allowed[tokens], draws)
+        sequences = [tuple(row.tolist()) for row in search.grow(length, batch_size)]
+        proven = [len(row) == len(sequences[0]) for row in sequences]
+        used: tuple[str, ...] = (first.name, second.name)
     else:
-        joined = join_tokens(arrivals, (first, second), later, found, gradients, length, batch_size)
-        sequences, proven = [tuple(row.tolist()) for row in joined.ids], joined.proven.tolist()
+        second, later = _telling(arrivals, spans, tokens, length, batch_size)
+        likely = likely_places(arrivals, second, later, tokens, length, draws)
+        found = Found(tokens, allowed[tokens], likely, span.rank)
+        behind = [*mixing, *groups[LATER:]]
+        witness = find_witness(arrivals, behind, gradients, probe, batch_size, rounding, draws)
+        witness = witness or witness_of(second, later, torch.arange(length, device=device), draws)
+        joined = _joined(arrivals, witness, found, length, batch_size, draws)
+        sequences, proven = [tuple(row) for row in joined.ids.tolist()], joined.proven.tolist()
+        used = tuple(dict.fromkeys((first.name, second.name, witness.group.name)))
     return ReadSentences(
         tuple(sequences),
         tuple(proven),
         tuple(tokens.tolist()),
-        (first.name, second.name),
+        used,
         span.rank,
         span.width,
         causal,
         time.perf_counter() - started,
     )
+
+
+def _joined(
+    arrivals: Arrivals, witness: Witness, found: Found, length: int, batch_size: int, draws: torch.Generator
+) -> Joined:
+    """Sequences of an encoder, from the likeliest tokens of each position; from more of them where some are missing."""
+    wanted = min(batch_size, witness.sequences or batch_size)
+    likely = likely_places_of(found, length, 2 * batch_size)
+    joined = join_tokens(arrivals, witness, likely, length, batch_size, draws)
+    wide = likely_places_of(found, length, 2 * batch_size, cut=False)
+    proven, few = int(joined.proven.sum()), len(wide.token) <= WIDE
+    if len(wide.token) > len(likely.token) and proven < (wanted if few else wanted / 2):
+        joined = joined.with_more(join_tokens(arrivals, witness, wide, length, batch_size, draws))
+    return Joined(joined.ids[:batch_size], joined.proven[:batch_size], joined.far[:batch_size])
 
 
 def _deciding(groups: list[MapGroup], gradients: Mapping[str, Tensor], rounding: float) -> list[tuple[MapGroup, Span]]:
@@ -133,29 +162,12 @@ def _span(group: MapGroup, gradients: Mapping[str, Tensor], rounding: float) -> 
 
 
 def _later(
-    arrivals: Arrivals,
-    groups: list[MapGroup],
-    first: MapGroup,
-    gradients: Mapping[str, Tensor],
-    tokens: Tensor,
-    length: int,
-    batch_size: int,
-    rounding: float,
-) -> tuple[MapGroup, Span]:
-    """Of the layers behind the first, the one whose span tells tokens at their places best from tokens elsewhere.
-
-    What arrives directly behind an attention is nearly a sum of what a token and its place give, and sums of known parts lie in the span
-    whatever they belong to; behind a layer that bends, they do not.
-    """
-    rows = torch.arange(min(ROWS, len(tokens)), device=tokens.device)
-    steps = torch.arange(length, device=tokens.device)
-    ids = tokens[(rows[:, None] * max(1, len(tokens) // len(rows)) + 7 * steps[None]) % len(tokens)]
-    share = min(0.5, 0.5 * batch_size / len(tokens))
+    groups: list[MapGroup], gradients: Mapping[str, Tensor], batch_size: int, rounding: float
+) -> list[tuple[MapGroup, Span]]:
+    """The spans of layers behind the first that hold what arrived at all positions."""
     spans: list[tuple[MapGroup, Span]] = []
     reason = "there is no layer behind the first that sees positions together."
     for group in groups:
-        if group.width >= 2 * first.width:
-            continue
         try:
             spans.append((group, _span(group, gradients, rounding)))
         except CannotRead as problem:
@@ -164,14 +176,29 @@ def _later(
         raise CannotRead(f"tokens are read, sentences are not: {reason}")
     # A map that got nothing back from some positions (queries of a decoder's first) spans less than the others.
     full = max(span.rank for _, span in spans) - batch_size / 2
-    able = [pair for pair in spans if pair[1].rank >= full]
+    return [pair for pair in spans if pair[1].rank >= full]
+
+
+def _telling(
+    arrivals: Arrivals, spans: list[tuple[MapGroup, Span]], tokens: Tensor, length: int, batch_size: int
+) -> tuple[MapGroup, Span]:
+    """The layer whose span tells tokens at their places best from tokens elsewhere.
+
+    What arrives directly behind an attention is nearly a sum of what a token and its place give, and sums of known parts lie in the span
+    whatever they belong to; behind a layer that bends, they do not.
+    """
+    rows = torch.arange(min(ROWS, len(tokens)), device=tokens.device)
+    steps = torch.arange(length, device=tokens.device)
+    ids = tokens[(rows[:, None] * max(1, len(tokens) // len(rows)) + 7 * steps[None]) % len(tokens)]
+    share = min(0.5, 0.5 * batch_size / len(tokens))
 
     def contrast(pair: tuple[MapGroup, Span]) -> float:
-        # The first positions of a decoder have next to no context, and are exact in every layer.
-        far = pair[1].distances(arrivals.at(pair[0], ids)[:, length // 4 :]).flatten()
+        far = pair[1].distances(arrivals.at(pair[0], ids)).flatten()
         return float(far.median() / far.quantile(share).clamp_min(1e-12))
 
-    return max(able, key=contrast)
+    # With few dimensions outside, distances scatter by orders of magnitude, whatever stands where.
+    roomy = [pair for pair in spans if pair[1].width - pair[1].rank >= ROOM]
+    return max(roomy or spans, key=contrast)
 
 
 def _looks_back_only(arrivals: Arrivals, group: MapGroup, ids: Tensor) -> bool:

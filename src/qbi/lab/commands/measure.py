@@ -1,5 +1,6 @@
 """`qbi measure`: the measurements behind the tables of the pages."""
 
+from inspect import signature
 from pathlib import Path
 from typing import Annotated
 
@@ -16,6 +17,9 @@ def measure(
     out: Annotated[
         Path | None, typer.Option(help="The file to write; in a clone, the one that the pages are made of.")
     ] = None,
+    only: Annotated[
+        str, typer.Option(help="Entries whose names have this part, where a measurement keeps its entries.")
+    ] = "",
 ) -> None:
     """Measure what a table of the pages shows, and write it down.
 
@@ -26,6 +30,8 @@ def measure(
       qbi measure best-case --data cifar-10-python.tar.gz
 
       qbi measure audit-times --out times.json
+
+      qbi measure sentences --data aclImdb.tar.xz --only BERT-768
     """
     from qbi.lab.measurements import CLONE, MEASUREMENTS
 
@@ -38,6 +44,8 @@ def measure(
     asked = MEASUREMENTS[name]
     place = out or (CLONE / asked.place if (CLONE / "docs").is_dir() else Path(f"{name}.json"))
     check_place(place.parent)
+    if only and "only" not in signature(asked.measure).parameters:
+        raise BadValue(f"--only: {name} is measured as a whole; leave it out.")
     announce(asked.question)
-    write_atomically(place, to_json(asked.measure(data)))
+    write_atomically(place, to_json(asked.measure(data, only=only) if only else asked.measure(data)))
     console.print(f"Written: {place}")

@@ -22,10 +22,10 @@ class Measurement:
     file: str = ""
 
     @property
-    def measure(self) -> Callable[[str], Any]:
-        """From the name of a data source to the document."""
+    def measure(self) -> Callable[..., Any]:
+        """From the name of a data source, and which entries (`only`) where it keeps them, to the document."""
         module, name = self.function.rsplit(".", 1)
-        found: Callable[[str], Any] = getattr(import_module(f"qbi.lab.measurements.{module}"), name)
+        found: Callable[..., Any] = getattr(import_module(f"qbi.lab.measurements.{module}"), name)
         return found
 
     @property

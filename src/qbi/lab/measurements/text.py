@@ -1,6 +1,8 @@
-"""What servers read of text."""
+"""What servers read of text; resumed where it was stopped."""
 
+import json
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +12,7 @@ import torch
 from torch import Tensor
 
 from qbi.data.text import load_imdb
+from qbi.files import to_json, write_atomically
 from qbi.lab.sentences import LENGTH, build, judge, train
 from qbi.lab.wordpiece import encode, train_wordpiece
 from qbi.lab.workers import Workers
@@ -19,6 +22,12 @@ TEXTS, HELD = 4000, 1000
 BATCHES = 3
 SEED = 1
 """The batches of seed 0 were looked at while the reading was written."""
+READER = "tokens solved for together, prefixes ranked by sums"
+"""How sequences are put together, for tables that were measured before."""
+KEPT = Path("out/sentences")
+"""Where each batch is written as it is done, below the folder the command is run in; those that lie there are not done again."""
+ON_GPU = 6
+"""Batches that are read at a time on one GPU: each takes some gigabytes and leaves it idle half of the time."""
 
 
 @dataclass(frozen=True)
@@ -36,11 +45,18 @@ class TextTask:
     bits: float | None = None
     other: bool = False
 
+    @property
+    def key(self) -> str:
+        """A name for files, and for `--only`."""
+        return re.sub(r"[^A-Za-z0-9.]+", "-", f"{self.kind} {self.what} {self.batch_size} {self.batch}")
+
 
 def settings() -> Iterator[TextTask]:
     """One for each row of the table; the long ones first."""
     for kind in ("BERT", "GPT-2"):
+        yield TextTask(kind, "1,024 wide, trained for 100 steps", 32, width=1024, steps=100)
         yield TextTask(kind, "1,024 wide, as initialised", 32, width=1024)
+        yield TextTask(kind, "1,024 wide, another batch", 32, width=1024, other=True)
         yield TextTask(kind, "768 wide, trained for 100 steps", 8, steps=100)
         yield TextTask(kind, "768 wide, as initialised", 8)
         yield TextTask(kind, "768 wide, another batch", 8, other=True)
@@ -53,16 +69,35 @@ def settings() -> Iterator[TextTask]:
         yield TextTask("BERT", f"256 wide, private step, {bits:g} bits", 4, width=256, bits=bits)
 
 
-def sentences(data: str) -> dict[str, Any]:
-    """Batches of 32 tokens of IMDB reviews; `data` is the archive or folder of the reviews."""
+def sentences(data: str, only: str = "") -> dict[str, Any]:
+    """Batches of 32 tokens of IMDB reviews, on a GPU where there is one.
+
+    Args:
+        data: the archive or folder of the reviews.
+        only: part of the names of entries, as they are printed; all others are taken from what was kept.
+    """
+    on_gpu = torch.cuda.is_available()
+    device = "cuda" if on_gpu else "cpu"
     tasks = [TextTask(**{**task.__dict__, "batch": number}) for task in settings() for number in range(BATCHES)]
-    jobs = os.cpu_count() or 1
-    found: dict[TextTask, dict[str, Any]] = {}
-    for task, row in Workers(jobs).map(one_batch, tasks, *texts(data)):
+    found = {task: row for task in tasks if (row := _kept(task, device)) is not None}
+    left = [task for task in tasks if task not in found and only in task.key]
+    jobs = min(ON_GPU if on_gpu else os.cpu_count() or 1, max(1, len(left)))
+    for task, row in Workers(jobs).map(one_batch, left, *texts(data), device):
         found[task] = row
-        print(f"{len(found)} of {len(tasks)}: {task} {row}", flush=True)
-    where = f"IMDB reviews, the first {LENGTH} WordPiece tokens ([CLS] first), three layers; {BATCHES} batches, seed {SEED}; {jobs} cores, one for each batch"
-    return {"provenance": where, "rows": rows_from(found)}
+        write_atomically(_place(task, device), to_json(row))
+        print(f"{len(found)} of {len(tasks)}: {task.key} {row}", flush=True)
+    machine = f"{torch.cuda.get_device_name()}, {ON_GPU} batches at a time" if on_gpu else "CPU, a core for each batch"
+    where = f"IMDB reviews, the first {LENGTH} WordPiece tokens ([CLS] first), a vocabulary of 30,522 trained on {TEXTS:,} reviews, three layers; {BATCHES} batches, seed {SEED}; {machine}"
+    return {"provenance": where, "reader": READER, "rows": rows_from(found)}
+
+
+def _place(task: TextTask, device: str) -> Path:
+    return KEPT / f"{device}-{task.key}.json"
+
+
+def _kept(task: TextTask, device: str) -> dict[str, Any] | None:
+    path = _place(task, device)
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
 
 
 def rows_from(found: dict[TextTask, dict[str, Any]]) -> list[dict[str, Any]]:
@@ -78,9 +113,12 @@ def rows_from(found: dict[TextTask, dict[str, Any]]) -> list[dict[str, Any]]:
     return rows
 
 
-def one_batch(task: TextTask, ids: Tensor, labels: Tensor) -> dict[str, Any]:
-    """What is read of it."""
+def one_batch(task: TextTask, ids: Tensor, labels: Tensor, device: str = "cpu") -> dict[str, Any]:
+    """What is read of it; private steps are taken on the CPU."""
+    where = device if task.bits is None else "cpu"
     made = build(task.kind, task.width, rank=task.rank, seed=SEED)
+    made.model.to(where)
+    ids, labels = ids.to(where), labels.to(where)
     if task.steps:
         train(made, ids[HELD:], labels[HELD:], task.steps)
     more = {"bits": task.bits, "other": task.other}
