@@ -24,7 +24,13 @@ def pictures() -> str:
         ]
         for r in sorted(
             load("pictures")["rows"],
-            key=lambda r: (r["network"], list(SAID).index(r["training"]), -(r["bits"] or 1e9), r["local_steps"], r["batch_size"]),
+            key=lambda r: (
+                r["network"],
+                list(SAID).index(r["training"]),
+                -(r["bits"] or 1e9),
+                r["local_steps"],
+                r["batch_size"],
+            ),
         )
     ]
     return table(
@@ -38,7 +44,8 @@ def seen_at_16(network: str, training: str) -> str:
     found = next(
         r
         for r in load("pictures")["rows"]
-        if (r["network"], r["training"], r["batch_size"], r["local_steps"], r["bits"]) == (network, training, 16, 1, None)
+        if (r["network"], r["training"], r["batch_size"], r["local_steps"], r["bits"])
+        == (network, training, 16, 1, None)
     )
     return f"{_percent(found['recognisable'])} %"
 

@@ -14,6 +14,7 @@ from qbi.carrier import flat
 from qbi.errors import CannotRead
 from qbi.metrics import FAITHFUL, THRESHOLDS, Threshold, match, shares
 from qbi.pictures import Decoder, Prefix, decoder_for, fit_pictures
+from qbi.pictures.fitting import FEW_DIRECTIONS, FEW_STEPS
 from qbi.pictures.prefix import features_of
 
 FEWEST_PUBLIC = 150
@@ -24,9 +25,6 @@ MOST_VALUES = 3 * 64 * 64
 
 QUICK, FULL, FULL_ON_GPU = (0, 0), (2500, 48), (15_000, 96)
 """Steps and width of a decoder's network: by default (none: the linear decoder), where it was asked for, and on a GPU."""
-
-FEW_STEPS, FEW_DIRECTIONS = 2, 256
-"""Of the fit, by default: some seconds for the batches of an audit."""
 
 
 @dataclass(frozen=True)

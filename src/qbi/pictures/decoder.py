@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from qbi.pictures.fitting import best_doubt
 from qbi.pictures.linear import MOST_DIRECTIONS, columns, columns_of, principal, shrinking, smaller, solve
 from qbi.pictures.prefix import Prefix, features_of
 from qbi.randomness import derive_seed
@@ -55,6 +56,8 @@ class Decoder(nn.Module):
     directions: Tensor
     strays: Tensor
     """How far off the features of its pictures are, from those that it was given."""
+    doubt: Tensor
+    """How much of that is put down to layers that are not linear."""
 
     def __init__(
         self, features: int, shape: tuple[int, int, int], width: int = 64, directions: int = MOST_DIRECTIONS
@@ -66,6 +69,7 @@ class Decoder(nn.Module):
         self.register_buffer("centre", torch.zeros(features))
         self.register_buffer("spread", torch.ones(features))
         self.register_buffer("strays", torch.ones(features))
+        self.register_buffer("doubt", torch.ones(()))
         self.register_buffer("weights", torch.zeros(columns_of(features), values))
         self.register_buffer("directions", torch.zeros(directions, values))
         self.network = _network(features, shape, width) if width else None
@@ -153,6 +157,7 @@ def learn_decoder(
     if decoder.network is not None:
         decoder.directions = principal(smaller(apart - made, decoder.times))
     decoder.strays.copy_((features_of(prefix, made) - given).square().mean(0).sqrt())
+    decoder.doubt.copy_(best_doubt(prefix, apart, given, decoder))
     return decoder.eval()
 
 
