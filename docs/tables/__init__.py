@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from tables import claims, site
 from tables.averaging import fedavg
+from tables.coverage import coverage
 from tables.detection import answers, by_attack, calibration_data, crafted_found, detectors, held_out, in_sample, longer
 from tables.first_steps import first_steps
 from tables.flower import example, flower, many
@@ -12,7 +13,7 @@ from tables.matching import matching, matching_provenance, patches, patches_prov
 from tables.matrix import aggp_imagenet, compared, epsilons, worst, worst_cases
 from tables.nvflare import nvflare, nvflare_difference
 from tables.paper import beyond, federation, reproduction, saturation, trap_imagenet
-from tables.pictures import pictures, seen_at_16
+from tables.pictures import initialisations, pictures, pictures_provenance, seen_at_16
 from tables.private import (
     best_case,
     candidates,
@@ -26,7 +27,7 @@ from tables.private import (
     slowest,
     steps,
 )
-from tables.sentences import sentences, sentences_aims, sentences_provenance
+from tables.sentences import sentences, sentences_aims, sentences_earlier, sentences_provenance
 from tables.speed import aggp_step, aggp_steps, audit_times, audits, bench, large_audits, pairs_time
 from tables.stock import (
     filters,
@@ -63,6 +64,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "large-audits": large_audits,
     "pictures": pictures,
     "fedavg": fedavg,
+    "coverage": coverage,
     "sentences": sentences,
     "matching": matching,
     "patches": patches,
@@ -92,12 +94,16 @@ TABLES: dict[str, Callable[[], str]] = {
 
 VALUES: dict[str, Callable[[], str]] = {
     "sentences-aims": sentences_aims,
+    "sentences-earlier": sentences_earlier,
     "sentences-provenance": sentences_provenance,
     "matching-provenance": matching_provenance,
     "patches-provenance": patches_provenance,
     "trap-imagenet": trap_imagenet,
     "seen-fedavg": lambda: seen_at_16("FedAvg's CNN", "as initialised"),
     "seen-fedavg-trained": lambda: seen_at_16("FedAvg's CNN", "two epochs"),
+    "pictures-provenance": pictures_provenance,
+    "quickstart-initialised": lambda: initialisations("as initialised"),
+    "quickstart-rounds": lambda: initialisations("three rounds"),
     "seen-quickstart": lambda: seen_at_16("quickstart", "as initialised"),
     "seen-quickstart-trained": lambda: seen_at_16("quickstart", "two epochs"),
     "filters-seeds": filters_seeds,

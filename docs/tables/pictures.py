@@ -1,5 +1,7 @@
 """What honest-but-curious servers see."""
 
+from statistics import mean, stdev
+
 from tables.reading import load, table
 
 SAID = {
@@ -37,6 +39,18 @@ def pictures() -> str:
         ["network", "B", "local steps", "features read, %", "recognisable, %", "at 30 dB, %", "mean", "best guess, %"],
         rows,
     )
+
+
+def initialisations(training: str) -> str:
+    """Of the quickstart at 16, over draws of its weights: mean, spread and range."""
+    shares = [100 * r["recognisable"] for r in load("pictures")["initialisations"] if r["training"] == training]
+    return f"{mean(shares):.0f} ± {stdev(shares):.0f} % over {len(shares)} draws, from {min(shares):.0f} to {max(shares):.0f} %"
+
+
+def pictures_provenance() -> str:
+    """Where and on what it was measured."""
+    said: str = load("pictures")["provenance"]
+    return said
 
 
 def seen_at_16(network: str, training: str) -> str:

@@ -8,7 +8,7 @@ from tables.reading import load, table
 def sentences() -> str:
     """Batches of 32 tokens: sequences, words and tokens that were read."""
     return table(
-        ["model", "B", "exact sequences, %", "ROUGE-1", "ROUGE-2", "tokens in place, %", "different tokens, %"],
+        ["model", "B", "batches", "exact sequences, %", "ROUGE-1", "ROUGE-2", "tokens in place, %", "different tokens, %"],
         [_row(r) for r in load("sentences")["rows"]],
     )
 
@@ -18,14 +18,16 @@ AIMS = {8: 0.95, 32: 0.80}
 
 HONEST = ("as initialised", "trained for 100 steps")
 
-EARLIER = "The rows are those of an earlier reader, which put tokens together by their backprops; ours has not been measured yet. "
+EARLIER = "earlier"
+"""Rows of a reader that put tokens together by their backprops, and that were not measured again."""
 
 
 def sentences_aims() -> str:
     """What of them was reached: for each model, size and kind of weights."""
-    document = load("sentences")
     rows = {
-        (r["model"], r["batch_size"], r["what"].split(", ")[-1]): r for r in document["rows"] if "LoRA" not in r["what"]
+        (r["model"], r["batch_size"], r["what"].split(", ")[-1]): r
+        for r in load("sentences")["rows"]
+        if "LoRA" not in r["what"]
     }
     said = []
     for size, aim in AIMS.items():
@@ -33,7 +35,14 @@ def sentences_aims() -> str:
             found = [(weights, rows.get((model, size, weights))) for weights in HONEST]
             parts = [f"{weights} {_reached(row, aim)}" for weights, row in found]
             said.append(f"{model} at B = {size} {', '.join(parts)}")
-    return ("" if "reader" in document else EARLIER) + "; ".join(said)
+    return "; ".join(said)
+
+
+def sentences_earlier() -> str:
+    """What is to be known of rows that were not measured again."""
+    marked = any(r.get("reader") == EARLIER for r in load("sentences")["rows"])
+    said = "Rows with a dagger are of an earlier reader, which put tokens together by their backprops; they were not measured again."
+    return said if marked else "All rows are of the reader described here."
 
 
 def _reached(row: dict[str, Any] | None, aim: float) -> str:
@@ -53,4 +62,5 @@ def _row(r: dict[str, Any]) -> list[str]:
     numbers += [f"{100 * r['words']:.0f}", f"{100 * r['tokens']:.0f}"]
     if r["reason"] and not r["tokens"]:
         numbers = ["not decided", "–", "–", "–", "–"]
-    return [f"{r['model']}, {r['what']}", str(r["batch_size"]), *numbers]
+    mark = " †" if r.get("reader") == EARLIER else ""
+    return [f"{r['model']}, {r['what']}{mark}", str(r["batch_size"]), str(r["batches"]), *numbers]

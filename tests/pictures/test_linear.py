@@ -36,7 +36,9 @@ def test_directions_have_the_errors_own_spread_at_both_shapes():
 
 def test_live_features_have_columns_where_they_are_few():
     features = torch.tensor([[0.0, 2.0, -1.0]])
-    assert columns(10 * features, features).tolist() == [[0, 20, -10, 0, 1, 0, 1]]
+    half = torch.full((3,), 0.5)
+    assert columns(features + 1e-4, torch.zeros(3), half)[0, 3:6].tolist() == [0, 1, 0]
+    assert columns(features, torch.zeros(3), half).tolist() == [[0, 4, -2, 0, 1, 0, 1]]
     assert columns_of(3) == 7
     assert columns_of(4096) == 4097
 

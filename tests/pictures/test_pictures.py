@@ -65,6 +65,17 @@ def test_the_fit_brings_pictures_and_their_features_nearer(learned, images):
     assert torch.equal(few, start)
 
 
+def test_zeros_that_were_read_with_rounding_are_zeros(learned, images):
+    """An update gives features to some sixty decibels: what the client's rectifier silenced arrives as a small number of either sign."""
+    prefix, decoder = learned
+    features = features_of(prefix, images[380:])
+    read = features + 1e-4 * decoder.spread.mean() * torch.randn(
+        features.shape, generator=torch.Generator().manual_seed(0)
+    )
+    with torch.no_grad():
+        assert (decoder(read) - decoder(features)).abs().max() < 0.01
+
+
 def test_pictures_do_not_depend_on_the_others(learned, images):
     prefix, decoder = learned
     features = features_of(prefix, images[380:384])

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from qbi.pictures.fitting import best_doubt
-from qbi.pictures.linear import MOST_DIRECTIONS, columns, columns_of, principal, shrinking, smaller, solve
+from qbi.pictures.linear import MOST_DIRECTIONS, QUIETEST, columns, columns_of, principal, shrinking, smaller, solve
 from qbi.pictures.prefix import Prefix, features_of
 from qbi.randomness import derive_seed
 
@@ -81,7 +81,7 @@ class Decoder(nn.Module):
 
     def columns(self, features: Tensor) -> Tensor:
         """What the linear decoder looks at."""
-        return columns((features - self.centre) / self.spread, features)
+        return columns(features, self.centre, self.spread)
 
     def errors(self, along: Tensor) -> Tensor:
         """(k, c, h, w): what is added to a picture by going so far along each direction."""
@@ -141,7 +141,8 @@ def learn_decoder(
         decoder = Decoder(known.shape[1], shape, width, directions=0)
     decoder.to(images.device)
     decoder.centre.copy_(known.mean(0))
-    decoder.spread.copy_(known.std(0).clamp_min(1e-6 * float(known.abs().max()) + 1e-12))
+    spread = known.std(0)
+    decoder.spread.copy_(spread.clamp_min(QUIETEST * float(spread.mean()) + 1e-12))
     given, wanted = features_of(prefix, apart), smaller(apart, decoder.times)
     parts = (half for part in rest.split(AT_ONCE) for half in (part, part.flip(3)))
     fit = solve(

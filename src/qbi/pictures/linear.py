@@ -11,6 +11,10 @@ MOST_WEIGHTS = 50_000_000
 """Of the linear decoder; larger images are decoded at half the size, or a quarter, and brought back."""
 MOST_COLUMNS = 2048
 """Up to which a column says of each feature whether it is alive: behind a rectifier that tells more than its value does."""
+ALIVE = 0.01
+"""Parts of the mean spread from which on a feature is alive: what was read is no exact zero where the client's was."""
+QUIETEST = 0.05
+"""Parts of the mean spread below which a feature is not brought to the others' scale: what rounding does to it would be, too."""
 STRENGTHS = (1e-4, 1e-3, 1e-2, 1e-1)
 """Of the penalty on weights, as parts of the number of images; the one is taken that errs least on images that were not used."""
 MOST_DIRECTIONS = 768
@@ -43,10 +47,10 @@ def columns_of(features: int) -> int:
     return 1 + (2 * features if 2 * features < MOST_COLUMNS else features)
 
 
-def columns(scaled: Tensor, features: Tensor) -> Tensor:
-    """(k, columns) of features, as they are and brought to one scale."""
-    wide = columns_of(features.shape[1])
-    alive = [(features > 0).to(scaled)] if wide > features.shape[1] + 1 else []
+def columns(features: Tensor, centre: Tensor, spread: Tensor) -> Tensor:
+    """(k, columns) of features whose mean and spread are known."""
+    scaled = (features - centre) / spread
+    alive = [(features > ALIVE * spread.mean()).to(scaled)] if columns_of(len(spread)) > len(spread) + 1 else []
     return torch.cat([scaled, *alive, torch.ones_like(scaled[:, :1])], 1)
 
 
