@@ -4,7 +4,6 @@ from collections.abc import Callable
 
 from tables import claims, site
 from tables.averaging import fedavg
-from tables.coverage import coverage
 from tables.detection import answers, by_attack, calibration_data, crafted_found, detectors, held_out, in_sample, longer
 from tables.first_steps import first_steps
 from tables.flower import example, flower, many
@@ -64,7 +63,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "large-audits": large_audits,
     "pictures": pictures,
     "fedavg": fedavg,
-    "coverage": coverage,
     "sentences": sentences,
     "matching": matching,
     "patches": patches,

@@ -8,7 +8,16 @@ from tables.reading import load, table
 def sentences() -> str:
     """Batches of 32 tokens: sequences, words and tokens that were read."""
     return table(
-        ["model", "B", "batches", "exact sequences, %", "ROUGE-1", "ROUGE-2", "tokens in place, %", "different tokens, %"],
+        [
+            "model",
+            "B",
+            "batches",
+            "exact sequences, %",
+            "ROUGE-1",
+            "ROUGE-2",
+            "tokens in place, %",
+            "different tokens, %",
+        ],
         [_row(r) for r in load("sentences")["rows"]],
     )
 

@@ -36,6 +36,7 @@ def test_what_a_worker_held_is_told_apart_by_worker():
 
 @pytest.mark.long
 @pytest.mark.serial
+@pytest.mark.timeout(900)  # a busy machine takes a few seconds for each client
 def test_a_worker_does_not_grow_with_the_clients_it_has_been():
     setting = Federation(
         "two layers", clients=CLIENTS, rounds=1, data="noise", images=20 * CLIENTS, guard=True, wave=40

@@ -56,6 +56,8 @@ class PictureRow:
     """Recognisable by the public image whose features are nearest."""
     shuffled: float
     """Recognisable where each picture is compared with another sample's."""
+    decoder: str = "closed form"
+    """Or learned: with a network for what that leaves."""
 
 
 def train_plainly(model: nn.Module, x: Tensor, y: Tensor, seed: int, epochs: int = 2) -> None:
@@ -104,6 +106,11 @@ class Bench:
     labels: Tensor
     mean: Tensor
     std: Tensor
+
+    @property
+    def kind(self) -> str:
+        """How the decoder was made."""
+        return "closed form" if self.decoder.network is None else "learned"
 
     @property
     def effort(self) -> dict[str, int]:
@@ -163,7 +170,7 @@ class Bench:
             first = first or (x, made)
         assert first is not None
         means = {key: sum(row[key] for row in rows) / len(rows) for key in rows[0]}
-        seen = PictureRow(self.name, self.training, batch_size, local_steps, batches, bits, **means)
+        seen = PictureRow(self.name, self.training, batch_size, local_steps, batches, bits, **means, decoder=self.kind)
         return seen, first[0], first[1]
 
     def _judged(
