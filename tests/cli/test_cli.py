@@ -11,6 +11,7 @@ from command import qbi
 
 
 @pytest.mark.long
+@pytest.mark.timeout(600)  # a minute on a core of its own
 def test_audit_does_the_main_job(tmp_path):
     done = qbi("audit", cwd=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -12,9 +12,11 @@ TITLE = 30
 SIDE = 96
 
 
-def side_by_side(left: Float[Tensor, "n c h w"], right: Float[Tensor, "n c h w"], titles: tuple[str, str]) -> bytes:
-    """Two grids in one PNG; each image at least `SIDE` pixels high, enlarged without smoothing."""
-    panels = [_panel(images, title) for images, title in zip((left, right), titles, strict=True)]
+def side_by_side(
+    left: Float[Tensor, "n c h w"], right: Float[Tensor, "n c h w"], titles: tuple[str, str], *, side: int = SIDE
+) -> bytes:
+    """Two grids in one PNG; each image at least `side` pixels high, enlarged without smoothing."""
+    panels = [_panel(images, title, side) for images, title in zip((left, right), titles, strict=True)]
     width = sum(panel.width for panel in panels) + 4 * GAP
     canvas = Image.new("RGB", (width, max(panel.height for panel in panels)), "white")
     canvas.paste(panels[0], (0, 0))
@@ -50,8 +52,8 @@ def to_image(sample: Float[Tensor, "c h w"], side: int) -> Image.Image:
     return image.resize((image.width * factor, image.height * factor), Image.Resampling.NEAREST)
 
 
-def _panel(images: Float[Tensor, "n c h w"], title: str) -> Image.Image:
-    pictures = [to_image(image, SIDE) for image in images]
+def _panel(images: Float[Tensor, "n c h w"], title: str, side: int = SIDE) -> Image.Image:
+    pictures = [to_image(image, side) for image in images]
     columns = math.ceil(math.sqrt(len(pictures) * 1.25))
     rows = math.ceil(len(pictures) / columns)
     width, height = pictures[0].size
