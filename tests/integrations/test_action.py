@@ -118,6 +118,7 @@ def test_what_was_not_tested_fails_unless_it_may(runner):
     assert runner(**more, allow_untested="true")["Judge"] == 0
 
 
+@pytest.mark.long
 def test_bad_input_fails_without_a_comment(runner, tmp_path):
     codes = runner(model="nets.py:Nothing")
     assert codes["Judge"] == 2

@@ -49,7 +49,7 @@ def test_the_frameworks_own_examples(tmp_path):
     network = 4_702_227  # parameters of the SegResNet that the example names
     arguments = {"fraction": 0.9, "epsilon": 0.001, "noise_var": 1.0, "gamma": 1e-4}
     folder = job(tmp_path / "brats18", (SVT, arguments), rounds=600)
-    found = worth(settings_in(folder)[0], Circumstances(rounds_in(folder), network))
+    found = worth(settings_in(folder)[0], Circumstances(rounds_in(folder)[0], network))
     assert found.epsilon == pytest.approx(4_232_005, abs=1)
     assert found.rounds == 600
     sample = worth(PrivacySetting("", "SVTPrivacy", {"fraction": 0.1, "epsilon": 0.2}), Circumstances(1, network))
@@ -82,7 +82,7 @@ def test_a_sensitivity_far_below_the_clip_is_found(tmp_path):
     config = {"num-server-rounds": 10, "clipping-norm": 1.0, "sensitivity": 1e-4, "epsilon": 10.0}
     folder = flower(tmp_path, call, **config)
     (setting,) = settings_in(folder)
-    assert rounds_in(folder) == 10
+    assert rounds_in(folder) == (10, True)
     found = worth(setting, Circumstances())
     assert found.noise == pytest.approx(4.845e-5, rel=1e-3)
     assert found.bits == pytest.approx(3.07e8, rel=0.01)
@@ -330,9 +330,9 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path, name, text):
 
 def test_the_largest_number_of_rounds_counts(tmp_path):
     (tmp_path / "pyproject.toml").write_text('[tool.flwr.app.config]\nrounds = 1\nnum-server-rounds = "50"\n')
-    assert rounds_in(tmp_path) == 50
+    assert rounds_in(tmp_path) == (50, True)
     (tmp_path / "server_app.py").write_text("strategy.start(grid=grid, num_rounds=1000)\n")
-    assert rounds_in(tmp_path) == 1000
+    assert rounds_in(tmp_path) == (1000, True)
 
 
 NETWORK = """from torch import nn
@@ -355,3 +355,77 @@ def test_what_servers_read_through_a_frameworks_own_filter(tmp_path, qbi_here):
     assert default["qbi"]["psnr>19"] >= 4
     assert switched_off["qbi"]["psnr>19"] >= default["qbi"]["psnr>19"]
     assert sparse["qbi"]["psnr>30"] == 0
+
+
+SOUND = {"epsilon": 1, "epsilon_release": 1e-9}
+
+
+@pytest.mark.parametrize("how", ["as it should be", "at the server", "inward", "no task", "some kinds", "all kinds"])
+def test_a_filter_that_does_not_see_what_leaves_does_not_hold(tmp_path, how):
+    """Each of them was said to hold; by NVFlare's own code none of them touches the update."""
+    arguments = {**SOUND, **({"data_kinds": ["WEIGHT_DIFF"]} if how == "some kinds" else {})}
+    if how == "all kinds":
+        arguments["data_kinds"] = ["WEIGHTS", "WEIGHT_DIFF"]
+    chain = {"tasks": [] if how == "no task" else ["train"], "filters": [{"path": SVT, "args": arguments}]}
+    if how == "inward":
+        chain["direction"] = "in"
+    name = "config_fed_server.json" if how == "at the server" else "config_fed_client.json"
+    (tmp_path / name).write_text(json.dumps({"task_result_filters": [chain]}))
+    (setting,) = settings_in(tmp_path)
+    assert worth(setting, Circumstances(1, 1000)).holds is (how in ("as it should be", "all kinds"))
+
+
+UNREAD = {
+    "a dictionary of the same name": 'cfg = {"epsilon": 1e6}\napp = ClientApp(mods=[LocalDpMod(1.0, 1.0, cfg["epsilon"], 1e-5)])',
+    "a pattern": "EPS = 1.0\nmatch 1e6:\n    case EPS: pass\napp = ClientApp(mods=[LocalDpMod(1.0, 1.0, EPS, 1e-5)])",
+    "globals": 'EPS = 1.0\nglobals()["EPS"] = 1e6\napp = ClientApp(mods=[LocalDpMod(1.0, 1.0, EPS, 1e-5)])',
+}
+
+
+@pytest.mark.parametrize("text", UNREAD.values(), ids=UNREAD)
+def test_numbers_that_may_be_others_are_not_read(tmp_path, text):
+    (tmp_path / "pyproject.toml").write_text("[tool.flwr.app.config]\nepsilon = 1.0\n")
+    (tmp_path / "client_app.py").write_text(text)
+    (setting,) = settings_in(tmp_path)
+    assert "epsilon" not in setting.arguments
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("class LocalDpMod(Base): ...", 0),
+        ("from mine import LocalDpMod", 0),
+        ("from .mods import LocalDpMod", 0),
+        ("from flwr.clientapp.mod import LocalDpMod", 1),
+        ("", 1),
+    ],
+)
+def test_a_class_of_the_scripts_own_is_not_the_frameworks(tmp_path, text, found):
+    (tmp_path / "client_app.py").write_text(f"{text}\napp = ClientApp(mods=[LocalDpMod(1.0, 1.0, 0.9, 1e-5)])\n")
+    assert len(settings_in(tmp_path)) == found
+
+
+def test_rounds_are_read_however_they_are_written(tmp_path, qbi_here):
+    config = tmp_path / "pyproject.toml"
+    (tmp_path / "client_app.py").write_text("app = ClientApp(mods=[LocalDpMod(1.0, 1.0, 0.9, 1e-5)])\n")
+    for text, wanted in (
+        ("1e3", (1000, True)),
+        ('"²"', (None, False)),
+        ("true", (None, False)),
+        ("1000", (1000, True)),
+    ):
+        config.write_text(f"[tool.flwr.app.config]\nnum-server-rounds = {text}\n")
+        assert rounds_in(tmp_path) == wanted
+    said = json.loads(qbi_here("claims", tmp_path, "--rounds", 1, "--json")[1])
+    assert (said["rounds"], said["rounds_stated"]) == (1000, True)
+    config.unlink()
+    (tmp_path / "server_app.py").write_text("N = input()\nstrategy.start(num_rounds=N)\nother.start(num_rounds=1)\n")
+    assert rounds_in(tmp_path) == (1, False)
+    assert not json.loads(qbi_here("claims", tmp_path, "--json")[1])["rounds_stated"]
+
+
+def test_noise_beyond_all_measure_is_a_sentence(qbi_here):
+    words = ("--noise-multiplier", "1e300", "--sample-rate", "0.01", "--steps", 100)
+    code, said = qbi_here("claims", *words)
+    assert code == 2
+    assert "--noise-multiplier" in said

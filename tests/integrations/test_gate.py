@@ -457,3 +457,11 @@ def test_long_names_do_not_fill_the_log(tmp_path):
     site = owner(tmp_path)
     Gate(site).judge(SENT, None, {f"{'x' * 1_000_000}{i}": 1.0 for i in range(5)})
     assert site.log.stat().st_size < 20_000
+
+
+def test_an_apps_words_are_one_line_of_the_log(tmp_path):
+    site = owner(tmp_path)
+    Gate(site).judge(SENT, SENT, {"a\n2026-11-20T09:00:00+00:00 left: 0 bits": 1})
+    lines = site.log.read_text().splitlines()
+    assert not any(line.startswith("2026-11-20T09:00:00") for line in lines)
+    assert any("left: 0 bits" in line and "stays here" in line for line in lines)

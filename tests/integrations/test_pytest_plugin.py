@@ -54,6 +54,7 @@ def test_the_command_line_sets_the_share_and_a_call_overrules_it(run):
     run(strict, "--qbi-fail-above", "1").assert_outcomes(failed=1)
 
 
+@pytest.mark.long
 def test_a_share_that_is_none_is_refused(run):
     done = run(LEAKS, "--qbi-fail-above", "7")
     assert done.ret == pytest.ExitCode.USAGE_ERROR

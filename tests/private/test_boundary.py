@@ -1,6 +1,7 @@
 """What may leave a client: released states and numbers that the owner named, in whatever words; nothing else."""
 
 import math
+import threading
 
 import pytest
 import torch
@@ -51,6 +52,77 @@ def test_what_a_private_training_released_may_leave():
         boundary.check_arrays(SENT)
         boundary.check_arrays({str(i): v for i, v in enumerate(state.values())})
     assert current() is None
+
+
+def test_what_was_loaded_is_not_released_by_having_been_loaded():
+    """Through the public API alone: anything that was loaded into a private training left, once that was admitted."""
+    secret = {n: torch.full_like(v, 4711) for n, v in SENT.items()}
+    with inside(Boundary(SENT)) as boundary:
+        private = trained(make())
+        before = private.state_dict()
+        with pytest.raises(NotReleased):
+            private.load_state_dict(secret)
+        refused = []
+
+        def elsewhere():  # a thread has no context of its own
+            try:
+                private.load_state_dict(secret)
+            except NotReleased as problem:
+                refused.append(problem)
+
+        thread = threading.Thread(target=elsewhere)
+        thread.start()
+        thread.join()
+        assert refused
+        assert all(torch.equal(v, before[n]) for n, v in private.model.state_dict().items())
+        boundary.check_arrays(private.state_dict())
+        with pytest.raises(NotReleased):
+            boundary.check_arrays(secret)
+        private.load_state_dict(SENT)
+        boundary.check_arrays(private.state_dict())
+
+
+def test_a_refused_load_does_not_make_public_what_was_written_by_hand():
+    with inside(Boundary(SENT)) as boundary:
+        private = trained(make())
+        before = private.state_dict()
+        private.model[0].weight.data.fill_(4711)
+        with pytest.raises(NotReleased):
+            private.load_state_dict({n: torch.full_like(v, 3) for n, v in SENT.items()})
+        assert torch.equal(private.model[0].weight, before["0.weight"])
+        private.step(torch.optim.SGD(private.model.parameters(), lr=0.0), X, Y)
+        assert torch.equal(boundary.check_arrays(private.state_dict())["0.weight"], before["0.weight"])
+
+
+def test_of_which_state_each_array_is_cannot_be_chosen():
+    """One bit an array, and more where earlier states were kept releasable by trainings that train nothing."""
+    with inside(Boundary(SENT)) as boundary:
+        private = trained(make(), steps=1)
+        first = private.state_dict()
+        keeper = make()
+        keeper.load_state_dict(first)
+        kept = Private(keeper)
+        boundary.check_arrays(kept.state_dict())
+        with pytest.raises(NotReleased):
+            boundary.check_arrays({**first, "0.weight": SENT["0.weight"]})
+        with pytest.raises(NotReleased, match="not of the same state"):
+            kept.load_state_dict({**first, "0.weight": SENT["0.weight"]})
+        last = trained(keeper, steps=1)
+        with pytest.raises(NotReleased):
+            boundary.check_arrays(first)
+        with pytest.raises(NotReleased):
+            last.load_state_dict(first)
+        boundary.check_arrays(last.state_dict())
+
+
+def test_noise_from_a_seed_does_not_leave():
+    repeated = Private(make(), bits=10)
+    repeated._repeat(3)
+    with inside(Boundary(SENT)):
+        with pytest.raises(NotReleased, match="seed"):
+            repeated.load_state_dict(SENT)
+        with pytest.raises(NotReleased, match="seed"):
+            Private(make(), bits=10)._repeat(3)
 
 
 def changed(state, name="0.weight"):
@@ -293,3 +365,86 @@ def test_large_numbers_are_charged_for_what_they_say():
     boundary = Boundary(SENT, read_names("raw"))
     boundary.check_numbers({"raw": 10**3000})
     assert boundary.spent > 9000
+
+
+def test_another_round_changes_nothing_of_what_this_one_released():
+    """What a round calls sent is the app's word: a training that moved on to it is no longer this round's."""
+    raw = {n: torch.full_like(v, 4711) for n, v in SENT.items()}
+    with inside(Boundary(SENT)) as first:
+        private = trained(make())
+        state = private.state_dict()
+    with inside(Boundary(raw)):
+        private.load_state_dict(raw)
+    with pytest.raises(NotReleased):
+        first.check_arrays(private.state_dict())
+    first.check_arrays(state)
+    with inside(Boundary(SENT)) as outer:
+        private = trained(make())
+        with inside(Boundary(raw)):
+            private.load_state_dict(raw)
+            private.step(torch.optim.SGD(private.model.parameters(), lr=0.1), X, Y)
+        with pytest.raises(NotReleased):
+            outer.check_arrays(private.state_dict())
+
+
+def test_names_say_nothing_that_was_not_sent():
+    with inside(Boundary(SENT)):
+        private = trained(make())
+        private.model.add_module("patient 4711", private.model[0])
+        with pytest.raises(NotReleased, match="patient"):
+            private.load_state_dict(private.model.state_dict())
+    unnamed = {str(i): v for i, v in enumerate(SENT.values())}
+    with inside(Boundary(unnamed)) as boundary:
+        model = make()
+        private = trained(model)
+        assert [*boundary.check_arrays(private.state_dict())] == [*unnamed]
+        assert [*boundary.sent] == [*unnamed]
+
+
+def test_shapes_and_types_are_those_that_were_sent():
+    with inside(Boundary(SENT)) as boundary:
+        private = trained(make())
+        private.model[0].weight.data = private.model[0].weight.data.reshape(2, 4, 2, 3)
+        with pytest.raises(NotReleased):
+            boundary.check_arrays({n: g for s in private.released()[-1:] for n, g in s.items()})
+
+
+def test_momentum_of_steps_that_nobody_paid_for_stays_out():
+    model = make()
+    private = Private(model, F.cross_entropy, bits=10, batch_size=16)
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.0, momentum=0.99)
+    private.step(optimiser, X, Y)
+    with inside(Boundary(SENT)):
+        private.load_state_dict(SENT)
+        with pytest.raises(BadValue, match="Create the optimiser anew"):
+            private.step(optimiser, X, Y)
+        private.step(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), X, Y)
+
+
+def test_a_penalty_that_writes_weights_moves_nothing():
+    def penalty(model):
+        with torch.no_grad():
+            model[0].weight.fill_(4711)
+        return model[0].weight.sum() * 0
+
+    with inside(Boundary(SENT)):
+        assert trained(make(), penalty=penalty).state_dict()["0.weight"].abs().max() < 100
+
+
+def test_a_pass_that_began_outside_is_charged_by_the_owners_name_and_limit(tmp_path):
+    book = Ledger(tmp_path / "ledger")
+    model = make()
+    private = Private(model, F.cross_entropy, bits=50, total=1e9, ledger=book)
+    batches = private.batches((X, Y), batch_size=16)
+    x, y = next(batches)
+    charged = []
+    with inside(Boundary(SENT, pay=charged.append, limit=100, ledger=book.path.resolve())):
+        private.load_state_dict(SENT)
+        private.step(torch.optim.SGD(model.parameters(), lr=0.1), x, y)
+    assert charged == [pytest.approx(50, rel=1e-6)]
+
+
+@pytest.mark.parametrize("reply", [Reply({"a": SENT, "b": SENT}, {}), Reply({}, {str(i): {} for i in range(9)})])
+def test_a_reply_of_many_records_stays(reply):
+    with pytest.raises(NotReleased, match="records"):
+        guarded_round(SiteSettings.of({}), SENT, lambda: reply, trains=True)

@@ -311,6 +311,7 @@ def test_epsilon_counts_on_sampling_only_where_batches_were_sampled():
     assert found["passes"] > found["poisson"]
 
 
+@pytest.mark.long
 def test_a_goal_in_epsilon_may_count_on_poisson_sampling():
     alone = Private(small(), epsilon=2.0, participations=2)
     sampled = Private(small(), epsilon=2.0, sampled=(0.1, 20))

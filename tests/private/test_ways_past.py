@@ -450,6 +450,61 @@ def test_an_optimiser_that_saw_raw_gradients_is_refused():
         private.step(optimiser, X, Y)
 
 
+def raw_step(model, optimiser):
+    """As a client's own loop would: the optimiser sees gradients that nobody clipped."""
+    optimiser.zero_grad()
+    F.cross_entropy(model(X), Y).backward()
+    optimiser.step()
+
+
+def write_through_data(model, optimiser):
+    for state in optimiser.state.values():
+        for value in state.values():
+            if value.ndim:
+                value.data += X.mean()
+
+
+@pytest.mark.parametrize("tamper", [raw_step, write_through_data])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, fused=True),
+        lambda p: torch.optim.AdamW(p, lr=0.1, fused=True),
+    ],
+    ids=["SGD", "AdamW"],
+)
+def test_momentum_that_torch_does_not_see_written_is_put_back(make, tamper):
+    left = {}
+    for tampered in (False, True):
+        torch.manual_seed(0)
+        model = two_layers()
+        private, optimiser = Private(model, bits=1, batch_size=B), make(model.parameters())
+        private._repeat(5)
+        private.step(optimiser, X, Y)
+        if tampered:
+            before = [v.clone() for s in optimiser.state.values() for v in s.values()]
+            tamper(model, optimiser)
+            assert any(
+                not torch.equal(a, v)
+                for a, v in zip(before, (v for s in optimiser.state.values() for v in s.values()), strict=True)
+            )
+        if tampered and "exp_avg" in optimiser.state[model[0].weight] and tamper is raw_step:
+            with pytest.raises(BadValue, match="optimiser"):  # it counts its steps, and torch sees that
+                private.step(optimiser, X, Y)
+            return
+        private.step(optimiser, X, Y)
+        left[tampered] = private.state_dict()
+    assert all(torch.equal(left[True][n], v) for n, v in left[False].items())
+
+
+def test_an_optimiser_with_numbers_from_elsewhere_is_refused():
+    model = two_layers()
+    private, optimiser = private_of(model)
+    optimiser.state[model[0].weight]["seen"] = float(X[0, 0])
+    with pytest.raises(BadValue, match="optimiser"):
+        private.step(optimiser, X, Y)
+
+
 def test_a_training_that_is_copied_or_changed_is_refused():
     import copy
     import pickle

@@ -1,7 +1,7 @@
 """What has left about one sample: counted before anything leaves, and written into the ledger where there is one."""
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from weakref import ReferenceType, ref
 
@@ -36,7 +36,7 @@ class Account:
     running: float = 0.0
     """Participations of the pass that runs."""
     paid_to: set[object] = field(default_factory=set)
-    """Ledgers, and boundaries without one, that know of the pass that runs."""
+    """Owners' ledgers, and boundaries without one, that charged the pass that runs."""
 
     def __post_init__(self) -> None:
         if self.total is None:
@@ -60,9 +60,9 @@ class Account:
             )
         self.running, self.paid_to = participations, set()
         self.settle()
+        # A pass that began outside of a round is in the ledger by the training's own name and total; the owner's round charges it again, by its own.
         if self.ledger is not None and self.ledger.path.resolve() not in self.paid_to:
             self.ledger.spend(self.data, self.family, self.budget.noise, participations, limit=self.total)
-            self.paid_to.add(self.ledger.path.resolve())
         self.participations += participations
 
     def settle(self) -> None:
@@ -74,6 +74,12 @@ class Account:
         if payee not in self.paid_to:
             here.charge(self.budget.bits(self.running))
             self.paid_to.add(payee)
+
+    def publish(self, training: object, states: Sequence[boundary.State]) -> None:
+        """Tell the boundary what has just been released, and was settled before."""
+        here = self.admitted() if self.admitted is not None else None
+        if here is not None:
+            here.publish(training, states)
 
     def __str__(self) -> str:
         times = "1 participation" if self.participations == 1 else f"{self.participations:g} participations"

@@ -13,7 +13,7 @@ class NotReleased(QbiError):
 
 @dataclass(frozen=True)
 class AllowedNumber:
-    """A number that the owner lets out.
+    """A number that the owner lets out: `let_out` for those at a price, `constant` for those that say nothing.
 
     Written `name` (as it is: 72 bits, of which 8 say what kind of value it is), `name:7` (a number from 0 to 1 in 7 bits), `name:7:10` (from 0 to 10), or `name=1` (always that
     number, whatever the client's code says: no bits).
@@ -22,12 +22,10 @@ class AllowedNumber:
     bits: int | None = None
     top: float = 1.0
     constant: float | None = None
+    """A whole number is an integer: of which type it comes must not depend on what the client's code gave."""
 
     def let_out(self, value: Any) -> tuple[Any, float]:
         """The value as it may leave, and the bits it costs."""
-        if self.constant is not None:
-            whole = type(value) is int and self.constant == int(self.constant)
-            return (int(self.constant) if whole else self.constant), 0.0
         if self.bits is None:
             return value, 8.0 * (1 + _size(value))
         if type(value) not in (int, float):
@@ -52,7 +50,8 @@ def read_names(text: str) -> dict[str, AllowedNumber]:
                 name, number = word.split("=")
                 if not math.isfinite(float(number)):
                     raise ValueError(number)
-                out[name] = AllowedNumber(constant=float(number))
+                fixed = float(number)
+                out[name] = AllowedNumber(constant=int(fixed) if fixed.is_integer() else fixed)
                 continue
             name, *rest = word.split(":")
             rule = AllowedNumber(int(rest[0]) if rest else None, float(rest[1]) if len(rest) > 1 else 1.0)

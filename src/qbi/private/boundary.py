@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -37,15 +37,6 @@ REFUSED = "This client does not answer."
 """What a server is told, whatever the reason: a reason would depend on data."""
 
 
-@runtime_checkable
-class Source(Protocol):
-    """What releases states: a private training, or the policy `update`."""
-
-    def released(self) -> Sequence[State]:
-        """States as they may leave now: the last weights, their average, the last gradient."""
-        ...
-
-
 @dataclass(eq=False)
 class Boundary:
     """One client's round.
@@ -64,17 +55,23 @@ class Boundary:
     ledger: Path | None = None
     """Where `pay` writes: a private training that names the same file is not counted twice."""
     spent: float = 0.0
-    sources: list[Source] = field(default_factory=list)
+    training: object = None
+    """The private training that was let in last."""
+    released: list[State] = field(default_factory=list)
+    """What it released last, as it told: its weights, their average, the last gradient."""
+    known: State = field(default_factory=dict)
+    """What was sent, by the names of the model's state where it came without any."""
 
     def __post_init__(self) -> None:
         if not self.limit >= 0:
             self.limit = 0.0  # no number at all is no leave
         # A copy: what was sent must not change with a model that took it as it was.
         self.sent = {n: v.detach().clone() for n, v in self.sent.items()}
+        self.known = self.sent
 
     def was_sent(self, name: str, names: Sequence[str]) -> bool:
         """Whether the server sent an array of that name, or, where it sent none with names, of a model with as many."""
-        return name in self.sent or (_unnamed(self.sent) and len(names) == len(self.sent))
+        return name in self.known or (_unnamed(self.sent) and len(names) == len(self.sent))
 
     def charge(self, bits: float) -> None:
         """So many bits are about to leave; raises where that is more than may."""
@@ -87,69 +84,93 @@ class Boundary:
             self.pay(bits)
         self.spent += bits
 
-    def admit(self, source: Source, start: State, names: Sequence[str] = ()) -> None:
-        """Take a private training's releases for safe, if it begins with what the server sent or with what was released.
+    def admit(self, training: object, start: State, names: Sequence[str] = ()) -> None:
+        """Let a private training in, if it begins with what the server sent or with one state that was released.
 
-        Arrays that were sent without names get those of the model's state (`names`), in order.
+        Arrays that were sent without names get those of the model's state (`names`), in order, for comparison; they leave as they came. From
+        then on its states may leave, and those of trainings before it no longer do: which of several comes, or of which each array is, would say
+        something that nobody paid for.
         """
+        known = self.known
         if _unnamed(self.sent) and len(names) == len(self.sent):
-            self.sent = dict(zip(names, self.sent.values(), strict=True))
-        public = [self.sent, *(state for s in self.sources for state in s.released())]
-        for name, value in start.items():
-            if not any(_same(known, name, value) for known in public):
-                raise NotReleased(
-                    f"boundary: the private training begins with a weight “{name}” that is not what the server sent. Load the weights as they "
-                    "came, then create qbi.Private; weights that have seen data may not be the start."
-                )
-        self.sources.append(source)
+            known = dict(zip(names, self.sent.values(), strict=True))
+        public = [known, *self.released]
+        if not start or not any(all(_same(k if n in k else known, n, v) for n, v in start.items()) for k in public):
+            new = (n for n, v in start.items() if not any(_same(state, n, v) for state in public))
+            raise NotReleased(
+                f"boundary: the private training begins with a weight “{next(new, next(iter(start), ''))}” that is not what the server sent, or "
+                "not of the same state as the others. Load the weights as they came, then create qbi.Private; weights that have seen "
+                "data may not be the start."
+            )
+        self.known, self.training = known, training
+        self.released = [{n: v.detach().clone() for n, v in start.items()}]
+
+    def publish(self, training: object, states: Sequence[State]) -> None:
+        """What a training has just released, after it was paid for; of one that was not let in last it is not taken."""
+        if training is self.training:
+            self.released = list(states)
 
     def check_arrays(self, state: State) -> dict[str, Tensor]:
-        """The arrays in the order in which they were sent; raises unless all are as sent, or all that were trained are of one release."""
+        """The arrays under the names and in the order in which they were sent, or without names; raises unless all are as sent, or all that were trained are of
+        one release."""
         for name, value in state.items():
             if value.is_floating_point() and not is_finite(value):
                 raise NotReleased(f"boundary: “{name}” holds NaN or infinite values.")
-        named = by_position(state, self.sent)
-        floats = {n for n, v in self.sent.items() if v.is_floating_point()}
-        if set(named) not in ({*self.sent}, floats, *({*s} for source in self.sources for s in source.released())):
+        named = by_position(state, self.known)
+        floats = {n for n, v in self.known.items() if v.is_floating_point()}
+        if set(named) not in ({*self.known}, floats, *({*s} for s in self.released)) or not {*named} <= {*self.known}:
             raise NotReleased(
                 f"boundary: the reply holds {_some(named)}, and neither the model that was sent nor a released state has just these names."
             )
-        safe = [self.sent, *self._released()]
+        for name, value in named.items():
+            like = self.known[name]
+            if value.shape != like.shape or value.dtype != like.dtype:
+                raise NotReleased(f"boundary: “{name}” has another shape or type than what was sent.")
+        safe = [self.known, *self._safe()]
         for released in safe:
             # As it was sent is for what was not trained: which arrays come back unmoved must not be chosen.
-            if all(_same(released if n in released else self.sent, n, v) for n, v in named.items()):
-                places = {n: i for i, n in enumerate(self.sent)}
-                pairs = sorted(zip(named, state.items(), strict=True), key=lambda p: places.get(p[0], 0))
-                return dict(pair for _, pair in pairs)
+            if all(_same(released if n in released else self.known, n, v) for n, v in named.items()):
+                pairs = zip(self.sent, self.known, strict=True)
+                out = {theirs: named[own] for theirs, own in pairs if own in named}
+                return out if {*named} == {*state} else {str(i): v for i, v in enumerate(out.values())}
         culprit = next((n for n, v in named.items() if not any(_same(s, n, v) for s in safe)), next(iter(named)))
         raise NotReleased(
             f"boundary: “{culprit}” is neither as it was sent nor released. States that may leave come from\n{THREE_LINES}\n"
             "    # then private.state_dict()\nor, for code that stays as it is, from the policy `update`."
         )
 
-    def _released(self) -> Iterator[State]:
-        for source in self.sources:
-            for state in source.released():
-                yield state
-                # Differences with what was sent are post-processing.
-                both = [n for n in state if n in self.sent and self.sent[n].is_floating_point()]
-                mine = {n: state[n].detach().cpu() for n in both}
-                theirs = {n: self.sent[n].detach().cpu().to(mine[n].dtype) for n in both}
-                yield {n: mine[n] - theirs[n] for n in both}
-                yield {n: theirs[n] - mine[n] for n in both}
+    def _safe(self) -> Iterator[State]:
+        for state in self.released:
+            yield state
+            # Differences with what was sent are post-processing.
+            both = [n for n in state if n in self.known and self.known[n].is_floating_point()]
+            mine = {n: state[n].detach().cpu() for n in both}
+            theirs = {n: self.known[n].detach().cpu().to(mine[n].dtype) for n in both}
+            yield {n: mine[n] - theirs[n] for n in both}
+            yield {n: theirs[n] - mine[n] for n in both}
 
-    def check_numbers(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """What the owner lets out of a record of numbers, in one order; the bits of it, and of what is there at all, are charged."""
-        out = {}
+    def check_numbers(
+        self, values: Mapping[str, Any], *, always: bool = False, stays: Callable[[str], None] | None = None
+    ) -> dict[str, Any]:
+        """What the owner lets out of a record of numbers, in one order; the bits of it, and of what is there at all, are charged.
+
+        Args:
+            values: what the client's code gave.
+            always: constants are there whatever it gave; else where it gave some value.
+            stays: hears the name of each number that does not leave.
+        """
+        out: dict[str, Any] = {}
         for name, rule in sorted(self.metrics.items()):
-            if rule.constant is None:
-                self.charge(PRESENCE)
+            if rule.constant is not None:
+                if always or name in values:
+                    out[name] = rule.constant
+                continue
+            self.charge(PRESENCE)
             if name in values:
                 out[name], bits = rule.let_out(values[name])
                 self.charge(bits)
-        for name in values:
-            if name not in self.metrics:
-                say_once(name)
+        for name in sorted(set(map(str, values)) - set(self.metrics)):
+            (stays or say_once)(name)
         return out
 
 

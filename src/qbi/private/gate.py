@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from qbi.private.boundary import PRESENCE, Boundary, State, by_position
+from qbi.private.boundary import Boundary, State, by_position
 from qbi.private.goal import Budget
 from qbi.private.owner import OwnersSite
 from qbi.private.receipts import Receipts
@@ -65,27 +65,22 @@ class Gate:
         return {name: out[name] for name in sent}
 
     def _released(self, boundary: Boundary, arrays: State) -> dict[str, Tensor]:
-        if Receipts.of(self.site, self.name).redeem(boundary.sent, arrays):
-            places = {n: i for i, n in enumerate(boundary.sent)}
-            return {n: arrays[n] for n in sorted(arrays, key=lambda n: (places.get(n, len(places)), n))}
+        if {*arrays} <= {*boundary.sent} and Receipts.of(self.site, self.name).redeem(boundary.sent, arrays):
+            return {n: arrays[n] for n in boundary.sent if n in arrays}
         boundary.check_arrays(arrays)
         return dict(boundary.sent)
 
     def _numbers(self, boundary: Boundary, numbers: Mapping[str, Any]) -> dict[str, Any]:
-        out: dict[str, Any] = {}
-        for name, rule in sorted(boundary.metrics.items()):
-            if rule.constant is not None:
-                out[name] = int(rule.constant) if rule.constant == int(rule.constant) else rule.constant
-                continue
-            boundary.charge(PRESENCE)
-            if name in numbers:
-                value, bits = rule.let_out(numbers[name])
-                boundary.charge(bits)
-                out[name] = value
-        for name in sorted(set(map(str, numbers)) - set(boundary.metrics) - self.missed)[:MOST_SAID]:
-            self.missed.add(name)
-            self.site.note(f'“{name}” stays here; to let it out at its price, name it: metrics = ["{name}:8:10"]')
-        return out
+        said = 0
+
+        def stays(name: str) -> None:
+            nonlocal said
+            if name not in self.missed and said < MOST_SAID:
+                said += 1
+                self.missed.add(name)
+                self.site.note(f'“{name}” stays here; to let it out at its price, name it: metrics = ["{name}:8:10"]')
+
+        return boundary.check_numbers(numbers, always=True, stays=stays)
 
     def refuse(self, problem: BaseException) -> None:
         """Why a reply did not leave, for the owner's log alone."""

@@ -1,4 +1,4 @@
-"""CUDA graphs of a part of a private step: on a GPU, launching hundreds of small kernels costs more than running them."""
+"""A part of a private step as a CUDA graph."""
 
 import logging
 from collections.abc import Callable
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
+from qbi.cuda_graphs import recorded
 from qbi.errors import first_line
 
 log = logging.getLogger("qbi.private")
@@ -54,15 +55,7 @@ class Graphed:
         own = tree_map(torch.clone, batch)
         own[2].zero_()
         try:
-            side = torch.cuda.Stream()
-            side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(side):
-                for _ in range(2):
-                    work(*own)
-            torch.cuda.current_stream().wait_stream(side)
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
-                work(*own)
+            graph = recorded(lambda: work(*own))
         except Exception as problem:
             log.info("the step runs without a CUDA graph: %s", first_line(problem))
             self._failed, self._captured = True, None

@@ -98,7 +98,8 @@ class OwnersSite:
 
     def note(self, sentence: str) -> None:
         """A line in the owner's log, which no framework reads. A log that cannot be written stops nothing, and lets nothing out."""
-        line = f"{datetime.now(UTC).isoformat(timespec='seconds')} {printable(sentence[:LONGEST])}\n"
+        said = " ".join(printable(sentence[:LONGEST]).splitlines())  # an app's words are one line, and no line of ours
+        line = f"{datetime.now(UTC).isoformat(timespec='seconds')} {said}\n"
         try:
             handle = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
             with os.fdopen(handle, "a", encoding="utf-8") as file:

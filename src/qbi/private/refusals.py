@@ -1,11 +1,14 @@
-"""Models that no private step can train as they are: each refusal names the cause and the remedy."""
+"""What no private step can train, or promise, as it is: each refusal names the cause and the remedy."""
 
 from collections.abc import Mapping
+from typing import NoReturn
 
 import torch
 from torch import Tensor, nn
 
 from qbi.errors import BadValue
+from qbi.private.allowed import NotReleased
+from qbi.private.goal import Goal
 
 
 def refuse_mixing(model: nn.Module) -> None:
@@ -58,3 +61,18 @@ def with_group_norm(model: nn.Module) -> nn.Module:
 
     fixed: nn.Module = ModuleValidator.fix(model)
     return fixed
+
+
+def refuse_average(goal: Goal, sampling: str) -> None:
+    """Goals that hold for so many participations do not hold for so many on average."""
+    fixed = "max_reconstruction" in goal or ("epsilon" in goal and "sampled" not in goal)
+    if sampling == "poisson" and fixed:
+        raise BadValue(
+            "private: this goal was stated for a number of participations, and Poisson samples have a random one. State epsilon= with "
+            "sampled=(rate, steps), or bits=."
+        )
+
+
+def refuse_repeating() -> NoReturn:
+    """Noise that can be drawn again protects nothing."""
+    raise NotReleased("private: noise from a seed protects nothing; in a client's round it comes from the system.")

@@ -74,7 +74,7 @@ class SiteSettings:
 
     def named(self) -> dict[str, AllowedNumber]:
         """Numbers that may leave; averages weigh clients alike where the owner says nothing."""
-        return {"num-examples": AllowedNumber(constant=1.0), **read_names(self.metrics)}
+        return {"num-examples": AllowedNumber(constant=1), **read_names(self.metrics)}
 
 
 def _read(name: str, kind: type, value: object) -> Any:
@@ -94,6 +94,10 @@ def _read(name: str, kind: type, value: object) -> Any:
     if not 0 < number < math.inf:
         raise BadValue(f"{PREFIX}{name}: {value!r}; it is a positive number.")
     return number
+
+
+MOST_RECORDS = 5
+"""Records of numbers in a reply: as many as Flower's older clients send."""
 
 
 @dataclass(frozen=True)
@@ -138,6 +142,11 @@ def guarded_round(
     if reply is None:
         raise NotReleased("the client's code answered with an error.")
     arrays: dict[str, State] = dict(reply.arrays)
+    if (len(arrays) > 1 and settings.policy == "private") or len(reply.numbers) > MOST_RECORDS:
+        raise NotReleased(
+            f"the reply has {len(arrays)} records of arrays and {len(reply.numbers)} of numbers; one, and {MOST_RECORDS} at most, may leave: "
+            "what each of many holds would say more than anybody counts."
+        )
     if settings.policy == "update" and trains and arrays:
         budget = Budget.for_goal(bits=settings.bits, clip=settings.clip)
         released = ReleasedUpdate(budget)

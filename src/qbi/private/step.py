@@ -23,6 +23,7 @@ from qbi.private.keystream import Keys, repeated_keys, system_key
 from qbi.private.ledger import Ledger
 from qbi.private.noise import noise_slack
 from qbi.private.passes import Passes
+from qbi.private.refusals import refuse_average, refuse_repeating
 from qbi.private.release import Grid, release
 from qbi.private.reporting import StepReport
 from qbi.private.samples import Augment, Evaluator, Loss
@@ -93,6 +94,7 @@ class Private:
         self.grid = Grid.of(self.budget.clip, self.budget.noise, self._sums.total.numel())
         self.steps = 0
         self._keys: Keys = system_key
+        self._repeated = False
         self._passes = Passes()
         self._form: Any = None
         self._history: list[StepReport] = []
@@ -117,7 +119,7 @@ class Private:
         """
         data = drawing.as_dataset(dataset)
         drawing.check(len(data), batch_size)
-        self._refuse_goal(sampling)
+        refuse_average(self._goal, sampling)
         self.batch_size = batch_size
         yield from self._passes.draw(
             data, batch_size, epochs, sampling, workers, spend=self.account.spend, pending=lambda: self._sums.parts
@@ -160,6 +162,7 @@ class Private:
             self._weights.restore()
             self._release()
             self._weights.step(optimiser)
+            self.account.publish(self, self._weights.released())
         except BaseException:
             self._weights.restore()
             self._weights.clear()
@@ -177,9 +180,7 @@ class Private:
 
     def load_state_dict(self, state: boundary.State) -> None:
         """Go on from weights that are public, such as a new round's."""
-        self.model.load_state_dict(dict(state))
-        self._weights.begin()
-        self._admit_weights()
+        self._weights.load(state, self._admit_weights)
 
     def released(self) -> Sequence[boundary.State]:
         """Trained weights as they may leave now, by every name they have: the last ones, their average, the last gradient."""
@@ -211,29 +212,28 @@ class Private:
         return reporting.advice(self._history)
 
     def _repeat(self, seed: int) -> None:
-        """Draw noise and dropout from a seed: for experiments whose results are to be repeated. Nothing is private then."""
+        """Draw noise and dropout from a seed: for experiments whose results are to be repeated. Nothing is private then, so nothing leaves a
+        client's round."""
+        self._repeated = True
+        if boundary.current() is not None or self.account.admitted is not None:
+            refuse_repeating()
         self._keys, self._sums.seeds = repeated_keys(seed), repeated_keys(seed + 1)
 
     def _admit_weights(self) -> None:
         """Begin with the weights as they are now; inside a boundary, they must be those that the server sent."""
-        here = boundary.current()
+        # A thread has no context of its own, but a training that was admitted stays at the boundary that let it in.
+        here = boundary.current() or (self.account.admitted() if self.account.admitted is not None else None)
         if here is not None:
-            state, trained = self.model.state_dict(keep_vars=True), self._weights.trained
-            public = {n: v.detach() for n, v in state.items() if n in trained or here.was_sent(n, list(state))}
-            here.admit(self, public, list(state))
+            if self._repeated:
+                refuse_repeating()
+            state, trained = self._weights.state(averaged=False), self._weights.trained
+            start = {n: v for n, v in state.items() if n in trained or here.was_sent(n, list(state))}
+            here.admit(self, start, list(state))
+            self._weights.forget_optimisers()
             # Threads have no context of their own: what is released is charged where it was admitted.
             self.account.admitted = ref(here)
         self._history = []
         self._sums.clear()
-
-    def _refuse_goal(self, sampling: str) -> None:
-        """Goals that hold for so many participations do not hold for so many on average."""
-        fixed = "max_reconstruction" in self._goal or ("epsilon" in self._goal and "sampled" not in self._goal)
-        if sampling == "poisson" and fixed:
-            raise BadValue(
-                "private: this goal was stated for a number of participations, and Poisson samples have a random one. State epsilon= with "
-                "sampled=(rate, steps), or bits=."
-            )
 
     def __deepcopy__(self, memo: Any) -> "Private":
         raise BadValue("private: a copy would be counted apart; create a Private of its own, with a ledger for both.")

@@ -24,7 +24,7 @@ class Weights:
 
     def __init__(self, model: nn.Module, parameters: Mapping[str, nn.Parameter], average: float | None) -> None:
         self.model, self.parameters, self.average = model, parameters, average
-        self.optimisers: WeakKeyDictionary[torch.optim.Optimizer, Any] = WeakKeyDictionary()
+        self.optimisers: WeakKeyDictionary[torch.optim.Optimizer, Momentum] = WeakKeyDictionary()
         self.begin()
 
     def begin(self) -> None:
@@ -39,6 +39,24 @@ class Weights:
         self.mean: dict[str, Tensor] | None = None
         self.gradients: Tensor | None = None
         self.note()
+
+    def load(self, state: State, admit: Callable[[], None]) -> None:
+        """Take other weights for public, if they are let in, and the former ones again if not: having been loaded makes nothing public."""
+        before = dict(vars(self))
+        try:
+            self.model.load_state_dict(dict(state))
+            self.begin()
+            admit()
+        except Exception:
+            # What was released last, and not what the model held: that may have been written by anybody.
+            vars(self).update(before)
+            self.restore()
+            self.note()
+            raise
+
+    def forget_optimisers(self) -> None:
+        """Momentum of steps that were paid for elsewhere, or nowhere, does not move what leaves now."""
+        self.optimisers = WeakKeyDictionary()
 
     def note(self) -> None:
         """Remember how often each weight was written, so that a write from elsewhere is noticed."""
@@ -86,7 +104,7 @@ class Weights:
     def check_optimiser(self, optimiser: torch.optim.Optimizer) -> None:
         """Momentum and the like may only hold what was released."""
         known = self.optimisers.get(optimiser)
-        if (known is None and _mark(optimiser)) or (known is not None and known != _mark(optimiser)):
+        if _mark(optimiser) != (known.mark if known is not None else ()):
             raise BadValue(
                 "private: the optimiser holds a state (momentum, say) that did not come from this private training; it would leave with the weights. "
                 "Create the optimiser anew, and let private.step alone step it."
@@ -107,6 +125,7 @@ class Weights:
             if gradient is not None:
                 assert parameter.grad is not None
                 parameter.grad += gradient
+        self.restore()  # whatever it did to the weights
 
     def restore(self) -> None:
         """The weights of the last release, and all else as it was at the beginning: whatever was done to them is undone."""
@@ -122,9 +141,12 @@ class Weights:
             for parameter in group["params"]:
                 if id(parameter) not in own:  # raw gradients of frozen weights, or of anything else, move nothing
                     parameter.grad = None
+        known = self.optimisers.get(optimiser)
+        if known is not None:
+            known.put_back(optimiser)
         optimiser.step()
         self._keep()
-        self.optimisers[optimiser] = _mark(optimiser)
+        self.optimisers[optimiser] = Momentum(optimiser)
 
     def clear(self) -> None:
         """No gradient is left."""
@@ -143,7 +165,32 @@ class Weights:
             value.lerp_(self.kept[name], 1 - self.average)
 
 
-def _mark(optimiser: torch.optim.Optimizer) -> tuple[tuple[int, int], ...]:
-    """Which tensors an optimiser keeps, and how often each was written."""
-    kept = tree_leaves([dict(state) for state in optimiser.state.values()])
-    return tuple((id(v), v._version) for v in kept if isinstance(v, Tensor))
+class Momentum:
+    """What an optimiser kept after a released step: as much memory again as it takes itself.
+
+    torch counts writes into a tensor, but not those of fused optimisers and not those through `.data`; so what is kept is put back before the next
+    step, whatever was written since.
+    """
+
+    def __init__(self, optimiser: torch.optim.Optimizer) -> None:
+        self.mark = _mark(optimiser)
+        self.values = [v.detach().clone() for v in _tensors(optimiser)]
+
+    def put_back(self, optimiser: torch.optim.Optimizer) -> None:
+        """Into the same tensors, of which `mark` says that they are still there."""
+        with torch.no_grad():
+            for now, before in zip(_tensors(optimiser), self.values, strict=True):
+                now.copy_(before)
+
+
+def _kept(optimiser: torch.optim.Optimizer) -> list[Any]:
+    return [v for v in tree_leaves([dict(state) for state in optimiser.state.values()]) if v is not None]
+
+
+def _tensors(optimiser: torch.optim.Optimizer) -> list[Tensor]:
+    return [v for v in _kept(optimiser) if isinstance(v, Tensor)]
+
+
+def _mark(optimiser: torch.optim.Optimizer) -> tuple[Any, ...]:
+    """Which tensors an optimiser keeps, how often each was written, and all else that it keeps, as it is."""
+    return tuple((id(v), v._version) if isinstance(v, Tensor) else v for v in _kept(optimiser))

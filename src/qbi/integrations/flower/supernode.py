@@ -19,7 +19,12 @@ from importlib import import_module
 from typing import Any
 
 from flwr.app import Error, Message
-from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree, iterate_object_tree
+from flwr.supercore.inflatable.inflatable_object import (
+    get_all_nested_objects,
+    get_object_children_ids_from_object_content,
+    get_object_tree,
+    iterate_object_tree,
+)
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 
 from qbi.errors import QbiError
@@ -33,6 +38,8 @@ from qbi.private.owner import VARIABLE, OwnersSite
 loop: Any = import_module("flwr.supernode.start_client_internal")
 
 PAUSE = 0.3
+MOST_PARTS = 100_000
+"""Of one reply: a part for each array, and a few for the records around them."""
 PLACES = ("http_request_response", "_push_messages", "_pull_and_store_message", "start_client_internal")
 """What of Flower's loop the gate stands in; a version without them is not started."""
 
@@ -83,34 +90,42 @@ class FleetGate:
         self.connection[7](run, name)
 
     def push(self, state: Any, object_store: Any, **_theirs: Any) -> None:
-        """In the place of the loop's own: waits for the app's reply, lets out what the gate lets out, or one fixed sentence."""
+        """In the place of the loop's own: waits until all that was asked is answered, by what the gate lets out or by one fixed sentence.
+
+        The loop calls this after a message has come, and not before the next one. So replies to what nobody asks any more, late ones and
+        stray ones, must not end the waiting.
+        """
         deadline = time.monotonic() + self.gate.site.wait
-        while not (replies := state.get_messages_legacy(is_reply=True)):
+        while self.asked:
+            for reply in state.get_messages_legacy(is_reply=True):
+                mine, theirs = reply.metadata.message_id, reply.metadata.reply_to_message_id
+                try:
+                    self._answer(theirs, partial(self._judged, reply=reply, store=object_store, deadline=deadline))
+                finally:
+                    state.delete_messages(message_ids=[mine, theirs])
+                    object_store.delete(mine)
             if time.monotonic() > deadline:
                 for name in list(self.asked):
                     state.delete_messages(message_ids=[name])
                     self._answer(name, lambda _: _late())
-                return
-            time.sleep(PAUSE)
-        for reply in replies:
-            mine = reply.metadata.message_id
-            theirs = reply.metadata.reply_to_message_id
-            try:
-                self._answer(theirs, partial(self._judged, reply=reply, store=object_store, deadline=deadline))
-            finally:
-                state.delete_messages(message_ids=[mine, theirs])
-                object_store.delete(mine)
+            elif self.asked:
+                time.sleep(PAUSE)
 
     def _judged(self, asked: Message, reply: Message, store: Any, deadline: float) -> Message:
-        tree = store.get_object_tree(reply.metadata.message_id)
-        contents = {}
-        for part in iterate_object_tree(tree):
-            while (content := store.get(part.object_id)) in (b"", None):
+        # Each part once, by what the parts themselves name: a tree that names a part twice at every level is 2ⁿ parts long.
+        contents: dict[str, bytes] = {}
+        left = [reply.metadata.message_id]
+        while left:
+            name = left.pop()
+            while (content := store.get(name)) in (b"", None):
                 if time.monotonic() > deadline:
                     raise NotReleased("the app named parts of a reply that it never gave.")
                 time.sleep(PAUSE)
-            contents[part.object_id] = content
-        whole = inflate_object_from_contents(tree.object_id, contents)
+            contents[name] = content
+            left += {*get_object_children_ids_from_object_content(content)} - {*contents, *left}
+            if len(contents) > MOST_PARTS:
+                raise NotReleased(f"the app's reply has more than {MOST_PARTS:,} parts.")
+        whole = inflate_object_from_contents(reply.metadata.message_id, contents)
         if not isinstance(whole, Message):
             raise NotReleased("the app's reply is no message.")
         return gated(self.gate, asked, whole)
