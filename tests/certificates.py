@@ -43,7 +43,7 @@ def drawn(seed: int, *, sure: bool = False) -> Case:
 
     batch = pick((24, 32, 40) if sure else (4, 8, 16, 24))
     if sure:
-        loss = pick(("cross-entropy", "cross-entropy", "cross-entropy", "smoothed", "two classes", "margins"))
+        loss = pick((*["cross-entropy"] * 9, "smoothed", "two classes", "margins"))
         twist = pick((*["none"] * 4, *["dead rows"] * 3, "scaled", "on a line", "nearly repeated", "repeated", "bytes"))
         attack = "passive" if twist == "bytes" else "cascade"
         return Case(seed, "float32", loss, attack, 6 * batch, batch, pick((60, 90, 120)), twist)

@@ -5,16 +5,18 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from certificates import LOSSES, PRECISIONS, Tally, drawn, sent
 from qbi import client_step, mount
-from qbi.attacks import Reading, joint, states
+from qbi.attacks import Passive, Reading, certifying, joint, states
+from qbi.attacks.behind import Behind
 from qbi.attacks.certifying import certify
 from qbi.attacks.registry import ATTACKS
+from qbi.attacks.weighing import is_cross_entropy
 from qbi.auditing import Client, audit
-from qbi.auditing.replay import difference, replay
 from qbi.errors import CannotRead
-from qbi.extraction import unmixing
+from qbi.extraction import directions, unmixing
 from qbi.extraction.system import System
 from qbi.federation.local import LocalTraining
 from qbi.metrics import EXACT, FAITHFUL, match
@@ -32,7 +34,7 @@ def tallied(cases):
 
 
 def test_no_certificate_is_wrong():
-    tally = tallied(drawn(number, sure=number % 3 == 0) for number in range(18))
+    tally = tallied(drawn(number, sure=number % 3 == 0) for number in range(19, 36))
     assert tally.certified > 8
     assert tally.wrong == 0, tally.cases
     assert tally.too_many == 0, tally.cases
@@ -40,8 +42,8 @@ def test_no_certificate_is_wrong():
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("part", range(8))
-def test_no_certificate_of_ten_thousand_is_wrong(part):
+@pytest.mark.parametrize("part", range(5))
+def test_no_certificate_of_thousands_is_wrong(part):
     """Each part certifies at least 1,250 samples, and looks at cases in which nothing may be certified."""
     tally = tallied(drawn(10_000 * part + number, sure=number % 4 > 0) for number in range(150))
     assert tally.certified >= 1250
@@ -51,7 +53,7 @@ def test_no_certificate_of_ten_thousand_is_wrong(part):
 
 @pytest.mark.parametrize("what", ["weighted", "scaled gradients", "unknown size"])
 def test_what_a_server_knows_it_uses(what):
-    """One factor that is the same for a whole batch does not end reading, nor proving."""
+    """One factor that is the same for a whole batch does not end reading. It ends proving: it may be samples of a kind in every row."""
     case = replace(drawn(1, sure=True), loss="weighted" if what == "weighted" else "cross-entropy", twist="none")
     case = replace(case, batch=32, neurons=200, features=120)
     x, mounted, update, how = sent(case)
@@ -61,7 +63,23 @@ def test_what_a_server_knows_it_uses(what):
         update = replace(update, batch_size=0)
     found = mounted.read(update, how)
     assert match(found.samples, x)[EXACT].recall == 1
-    assert int(found.certified.sum()) >= 30
+    assert not found.certified.any()
+
+
+@pytest.mark.parametrize("what", ["told", "unknown size", "scaled gradients"])
+def test_means_of_near_duplicates_are_not_certified(what):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(200, 120), nn.ReLU(), nn.Linear(120, 10))
+    with torch.no_grad():
+        model[0].bias -= 0.6
+    base, y = torch.randn(8, 200), torch.randint(10, (8,)).repeat(2)
+    x = torch.cat([base, base + 3e-3 * torch.randn(8, 200)])
+    update = client_step(model, x, y)
+    if what == "scaled gradients":
+        update = replace(update, gradients={n: 0.37 * g for n, g in update.gradients.items()})
+    if what == "unknown size":
+        update = replace(update, batch_size=0)
+    assert not mount(model, Passive(), x[:2], generator(0, "rows"), layer="0").read(update).certified.any()
 
 
 def test_weight_decay_is_taken_off():
@@ -105,36 +123,6 @@ def test_a_saturated_loss_certifies_no_mixture(seed):
     found = mounted.read(client_step(mounted.model, x, y), Reading(seed=seed))
     own = found.samples[found.certified].double()
     assert (torch.cdist(own, x.double()) / (x.std() * 20**0.5)).amin(1).le(0.03).all()
-
-
-def test_what_came_apart_is_not_proven_where_the_batch_may_be_larger():
-    """Two clusters of two come apart as two samples, which are mixtures."""
-    draws = torch.Generator().manual_seed(2)
-    x = torch.randn(4, 40, generator=draws)
-    x, y = x[torch.arange(4) % 2] + 0.01 * x, torch.tensor([0, 1, 2, 0])
-    torch.manual_seed(2)
-    model = nn.Sequential(nn.Linear(40, 60), nn.ReLU(), nn.Linear(60, 3))
-    before = {n: p.detach().clone() for n, p in model.named_parameters()}
-    update = client_step(model, x, y).gradients
-    after = {n: p - 0.1 * update[n] for n, p in before.items()}
-    assert all(layer.proven == 0 for layer in replay(difference(before, after), before))
-
-
-@pytest.mark.parametrize(("batch_size", "proven"), [(2, 2), (4, 0), (None, 0)])
-def test_as_many_independent_samples_as_the_batch_has_are_needed_for_a_proof(batch_size, proven):
-    """Two samples and two that are alike to below the rounding look like two, whatever stands there."""
-    draws = generator(4, "alike")
-    x = torch.randn(2, 40, generator=draws)
-    x = torch.cat([x, x + 1e-7 * torch.randn(2, 40, generator=draws)]) if batch_size != 2 else x
-    torch.manual_seed(2)
-    model = nn.Sequential(nn.Linear(40, 60), nn.ReLU(), nn.Linear(60, 3))
-    sent = client_step(model, x, torch.arange(len(x)) % 2).gradients
-    layer = model[0]
-    read = states.read_states(
-        sent["0.weight"], sent["0.bias"], layer.weight.data, layer.bias.data, varied=True, batch_size=batch_size
-    )
-    assert match(read.samples, x)[FAITHFUL].recall == 1
-    assert int(read.certified.sum()) == proven
 
 
 @pytest.fixture(scope="module")
@@ -203,13 +191,188 @@ def test_a_mixture_that_is_silent_where_both_are_is_not_taken_for_a_sample():
     first, second = torch.zeros(2, 60, dtype=torch.float64)
     first[:20], second[15:35] = 1 + torch.rand(20).double(), 1 + torch.rand(20).double()
     basis = torch.linalg.qr(torch.stack([first, second], 1)).Q
-    system = system_with(60, basis)
     own = torch.linalg.lstsq(basis, torch.stack([first, second, first + second], 1)).solution
     own = own / own.norm(dim=0)
-    zeros = ((basis @ own).abs() < 1e-9).sum(0)
-    assert bool((zeros >= unmixing.fewest_zeros(system)).all())
-    exact, rough = unmixing._sort_out(own[:, :0], own[:, 2:], zeros[2:], system)
-    assert exact.shape[1] == 0
-    assert rough.shape[1] == 1
-    exact, _ = unmixing._sort_out(own[:, :0], own[:, :2], zeros[:2], system)
+    found = directions._vanishing(basis, own)
+    assert bool((found.rows >= 2 + directions.spare_rows(60)).all())
+    assert found.proven.tolist() == [True, True, False]
+    exact, rough = unmixing._sort_out(own[:, :0], found)
     assert exact.shape[1] == 2
+    assert rough.shape[1] == 0  # it is made of the two
+
+
+@pytest.mark.parametrize("loss", ["smoothed", "squared", "one minus softmax", "margins"])
+def test_losses_under_which_a_mixture_can_be_tuned_to_pass_prove_nothing(loss):
+    """Their output gradients may be parallel and add up to a mixture's own; cross-entropy's cannot (attacks/weighing.py)."""
+    losses = {
+        "smoothed": nn.CrossEntropyLoss(label_smoothing=0.1),
+        "squared": lambda out, y: F.mse_loss(out, F.one_hot(y, out.shape[1]).to(out)),
+        "one minus softmax": lambda out, y: 1 - out.softmax(1).gather(1, y[:, None]).mean(),
+        "margins": nn.MultiMarginLoss(),
+    }
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(60, 80), nn.ReLU(), nn.Linear(80, 5))
+    x, y = torch.randn(12, 60), torch.arange(12) % 5
+    found, _ = certificates(model, x, y, loss=losses[loss])
+    assert match(found.samples, x)[EXACT].recall == 1
+    assert not found.certified.any()
+
+
+@pytest.mark.parametrize("behind", ["tanh", "relu", "norm", "narrow", "one map"])
+def test_where_more_than_the_layers_own_rectifier_bends_nothing_is_proven(behind):
+    """A mixture's outputs are a mixture of outputs behind one map alone; elsewhere pairs were tuned whose mean sends what both do."""
+    torch.manual_seed(0)
+    tails = {
+        "tanh": [nn.Linear(80, 20), nn.Tanh(), nn.Linear(20, 5)],
+        "relu": [nn.Linear(80, 20), nn.ReLU(), nn.Linear(20, 5)],
+        "norm": [nn.LayerNorm(80), nn.Linear(80, 5)],
+        "narrow": [nn.Linear(80, 2), nn.Linear(2, 5)],
+        "one map": [nn.Linear(80, 20), nn.Linear(20, 5)],
+    }
+    model = nn.Sequential(nn.Linear(60, 80), nn.ReLU(), *tails[behind])
+    x, y = torch.randn(12, 60), torch.arange(12) % 5
+    tail = Behind(mount(model, Passive(), x[:2], generator(0, "rows"), layer="0"))
+    assert (tail.affine_map() is None) is (behind in ("tanh", "relu", "norm"))
+    found, _ = certificates(model, x, y)
+    assert match(found.samples, x)[EXACT].recall > 0.8
+    assert int(found.certified.sum()) >= 10 if behind == "one map" else not found.certified.any()
+
+
+@pytest.mark.parametrize(("fired", "determined"), [(2, False), (3, False), (4, True), (10, True)])
+def test_too_few_rows_tell_no_output_gradients_apart(fired, determined):
+    """Of five classes: samples of different labels may send the same through three rows; of two, 1.27·x − 0.27·y passed for a sample."""
+    draws = generator(0, "heads")
+    heads, z = torch.randn(5, 40, generator=draws, dtype=torch.float64), torch.full((1, 40), -1.0, dtype=torch.float64)
+    z[0, :fired] = 1
+    pulls = torch.randn(1, 5, generator=draws, dtype=torch.float64).softmax(1)
+    pulls[0, 2] -= 1
+    backprops = (pulls @ heads) * (z > 0)
+    system = system_with(40, backprops.T / backprops.norm())
+    assert bool(certifying._determined(heads, system, z, pulls, backprops)) is determined
+    assert not certifying._determined(heads, system, z, pulls, 1.001 * backprops)  # not what the one map sends
+    others = torch.tensor([[0.1, 0.2, 0.3, 0.4, -1.0]], dtype=torch.float64) @ heads * (z > 0)
+    both = torch.linalg.qr(torch.cat([backprops, others]).T).Q
+    assert not certifying._determined(
+        heads, system_with(40, both), z, pulls, backprops
+    )  # a second one fires the same rows
+
+
+@pytest.mark.parametrize("odd", [0, 7, 9])
+def test_every_label_of_a_loss_is_looked_at(odd):
+    def loss(out, y):
+        usual, other = F.cross_entropy(out, y, reduction="none"), 1 - out.softmax(1).gather(1, y[:, None])[:, 0]
+        return torch.where(y == odd, other, usual).mean()
+
+    assert is_cross_entropy(F.cross_entropy, 10, torch.zeros(1).double())
+    assert is_cross_entropy(nn.CrossEntropyLoss(reduction="sum"), 100, torch.zeros(1).double())
+    assert not is_cross_entropy(loss, 10, torch.zeros(1).double())
+
+
+def test_a_tuned_pair_that_looks_like_its_mean_is_not_certified():
+    """One minus softmax, two samples of a label on both slopes of p(1 - p): parallel, and the mean sends their sum."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(200, 120), nn.ReLU(), nn.Linear(120, 10))
+    with torch.no_grad():
+        model[0].bias -= 0.6
+        model[2].weight *= 10
+    weight, bias, head = (p.detach().double() for p in (model[0].weight, model[0].bias, model[2].weight))
+    draws = generator(0, "tuned")
+    x, y = torch.randn(6, 200, generator=draws), torch.tensor([2, 2, 0, 1, 3, 4])
+    fires = (weight @ x[0].double() + bias > 0).double()
+    z = torch.where(fires > 0, 1.0, -0.5).double()
+    high, step = (1 + 0.5**0.5) / 2, torch.zeros(10, dtype=torch.float64)
+    step[2] = torch.tensor(high / (1 - high)).double().log()
+    middle = torch.zeros(10, dtype=torch.float64)
+    middle[2] = torch.tensor(9.0).double().log()
+    with torch.no_grad():
+        model[2].bias.copy_((middle - head @ (z * fires)).float())
+    aside = fires * (torch.linalg.pinv(head * fires) @ step)
+    assert bool(((z + aside > 0) == (fires > 0)).all())
+    assert bool(((z - aside > 0) == (fires > 0)).all())
+    back = torch.linalg.pinv(weight)
+    x[0], x[1] = (back @ (z - bias + aside)).float(), (back @ (z - bias - aside)).float()
+    loss = lambda out, y: 1 - out.softmax(1).gather(1, y[:, None]).mean()  # noqa: E731
+    _, off = certificates(model, x, y, loss=loss)
+    assert len(off) == 0 or off.max() < 1e-4
+
+
+def certificates(model, x, y, layer="0", loss=None):
+    """What an honest server reads, and how far each certified sample is from the nearest one of the batch."""
+    how = {} if loss is None else {"loss": loss}
+    sent = mount(model, Passive(), x[:2], generator(0, "rows"), layer=layer)
+    found = sent.read(client_step(model, x, y, **how), Reading(**how))
+    own = found.samples[found.certified]
+    return found, (torch.cdist(own.double(), x.double()).amin(1) / x.double().norm(dim=1).min() if len(own) else own)
+
+
+@pytest.mark.parametrize(("seed", "classes", "size", "neurons"), [(37, 3, 2, 1000), (5102, 4, 3, 300), (3, 5, 4, 200)])
+def test_mixtures_of_samples_that_fire_the_same_rows_are_not_certified(seed, classes, size, neurons):
+    """One sample less than classes fill all that can be sent back through those rows, so that the space tests nothing."""
+    torch.manual_seed(seed)
+    x = 1 + 0.3 * torch.randn(size, 20, generator=generator(seed, "alike"))
+    model = nn.Sequential(nn.Linear(20, neurons), nn.ReLU(), nn.Linear(neurons, classes))
+    with torch.no_grad():
+        model[0].bias += 3
+    _, off = certificates(model, x, torch.arange(size))
+    assert len(off) == 0
+
+
+def test_where_rows_differ_the_same_samples_are_certified():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(60, 80), nn.ReLU(), nn.Linear(80, 5))
+    x = torch.randn(12, 60)
+    _, off = certificates(model, x, torch.arange(12) % 5)
+    assert len(off) == 12
+    assert off.max() < 1e-6
+
+
+@pytest.mark.parametrize("copies", [4, 5, 8])
+def test_means_of_samples_that_the_layer_cannot_tell_apart_are_not_certified(copies):
+    """In every row the same factor: that many samples of a kind, not a client that scales its gradients."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(120, 60), nn.ReLU(), nn.Linear(60, 10))
+    unseen = torch.linalg.svd(model[0].weight.detach().double(), full_matrices=True).Vh[60:]
+    base = torch.randn(6, 120).repeat_interleave(copies, 0)
+    x = base + 0.5 * (torch.randn(6 * copies, 60).double() @ unseen).float()
+    _, off = certificates(model, x, torch.arange(6).repeat_interleave(copies))
+    assert len(off) == 0
+
+
+class Meeting(nn.Module):
+    """Samples meet behind the layer, in a function that no module shows."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.fc, self.out, self.how = nn.Linear(40, 80), nn.Linear(80, 5), how
+
+    def forward(self, x):
+        hidden = self.fc(x).relu()
+        if self.how == "softmax":
+            return self.out(hidden).softmax(0)
+        if self.how == "mean":
+            return self.out(hidden - hidden.mean(0))
+        return self.out(nn.functional.dropout(hidden, 0.5))
+
+
+@pytest.mark.parametrize("how", ["softmax", "mean", "dropout"])
+def test_where_samples_meet_or_chance_decides_nothing_is_certified_and_nothing_breaks(how):
+    torch.manual_seed(3)
+    x, model = torch.relu(torch.randn(8, 40)), Meeting(how)
+    torch.manual_seed(7)
+    update = client_step(model, x, torch.arange(8) % 5)
+    sent = mount(model, Passive(), x[:2], generator(0, "rows"), layer="fc")
+    before = torch.get_rng_state()
+    found = sent.read(update)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert not found.certified.any()
+    assert found.samples.isfinite().all()
+
+
+@pytest.mark.parametrize("activation", [nn.GELU, nn.Tanh, nn.Hardswish, nn.ELU, nn.Softplus])
+def test_what_saturates_is_not_silent_however_large_a_candidate_is(activation):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(7, 12), activation(), nn.Linear(12, 3))
+    sent = mount(model, Passive(), torch.rand(2, 7), generator(0, "rows"), layer="0", strict=False)
+    z = torch.randn(8, 12, dtype=torch.float64)
+    z[0] *= 1e4
+    assert Behind(sent).slopes_if_firing(torch.arange(12))(z) is None

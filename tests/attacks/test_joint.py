@@ -125,8 +125,9 @@ def test_any_loss_of_one_sample_will_do(cifar, name):
     if kind == "numbers":
         assert not found.certified.any()  # any target would do: samples that fire the same rows look like one
         return
-    assert mean_squared_errors(found.samples[found.certified], flat(x)).amin(1).max() < 1e-6
-    assert int(found.certified.sum()) >= 14
+    if name == "sum":
+        assert mean_squared_errors(found.samples[found.certified], flat(x)).amin(1).max() < 1e-6
+    assert int(found.certified.sum()) >= 14 if name == "sum" else not found.certified.any()
 
 
 def test_cascade_behind_a_prefix_and_batch_norm(cifar):
@@ -208,7 +209,7 @@ def test_the_predicted_share_agrees_in_distribution_with_the_measured_one(cifar)
     measured = []
     for layer in range(layers):
         found = read(attack, model, x, y, seed=layer)
-        measured.append(float(found.certified.sum()) / batch)
+        measured.append(recalls(found, x)[EXACT].recall)
     space = attack.in_gram_space(flat(x))
     drawn = [float(peeled(attack.firing(space, neurons, generator(9, i))).double().mean()) for i in range(300)]
     assert stats.mannwhitneyu(measured, drawn).pvalue > 1e-4
@@ -284,13 +285,14 @@ def test_without_any_knowledge_of_the_data(kind):
 
 @pytest.mark.parametrize(
     "activation",
-    [nn.LeakyReLU(), *(pytest.param(a, marks=pytest.mark.long) for a in (nn.GELU(), nn.SiLU()))],
+    [nn.LeakyReLU(), nn.GELU(), nn.SiLU()],
     ids=lambda a: type(a).__name__,
 )
+@pytest.mark.long
 def test_soft_activations_give_pictures(cifar, activation):
     """Their rows are never silent, so nothing is exact; independent components are recognisable all the same."""
     seen = []
-    for seed in range(4):
+    for seed in range(2):
         x, y, _ = batch_of(cifar, 20, seed)
         torch.manual_seed(seed)
         model = nn.Sequential(nn.Flatten(), nn.Linear(3072, 200), activation, nn.Linear(200, 10))
@@ -310,27 +312,18 @@ def test_more_samples_than_rows_are_not_read(cifar):
     assert recalls(found, x)[EXACT].recall == 0
 
 
-def test_two_checkpoints_prove_a_batch(cifar):
+def test_two_checkpoints_give_a_batch_away_and_prove_nothing(cifar):
     x, y, _ = batch_of(cifar, 20, 0)
     model = image_net(cifar.shape, 200)
     update = client_step(model, x, y)
     before = model.state_dict()
-    found = read_states(
-        update.gradients["1.weight"],
-        update.gradients["1.bias"],
-        before["1.weight"],
-        before["1.bias"],
-        shape=(3, 32, 32),
-        varied=True,
-        batch_size=20,
-    )
-    assert int(found.certified.sum()) == 20
+    sent = update.gradients["1.weight"], update.gradients["1.bias"]
+    found, apart = read_states(*sent, before["1.weight"], before["1.bias"], shape=(3, 32, 32))
+    assert apart == 20
+    assert not found.certified.any()
     assert recalls(found, x)[FAITHFUL].recall == 1
     wrong = torch.randn(before["1.weight"].shape, generator=generator(1)) / 55
-    lied = read_states(
-        update.gradients["1.weight"], update.gradients["1.bias"], wrong, before["1.bias"], shape=(3, 32, 32)
-    )
-    assert not lied.certified.any()
+    assert read_states(*sent, wrong, before["1.bias"], shape=(3, 32, 32))[1] == 0
 
 
 # Contracts.

@@ -66,9 +66,7 @@ def test_flowers_quickstart_as_initialised_gives_batches_of_32(cifar, seed):
     spread = truth.std(0).clamp_min(1e-6)
     found = match(read.samples / spread, truth / spread)[FAITHFUL]
     assert found.recall == 1
-    certified = found.candidate[found.recovered & (found.candidate >= 0)]
-    assert read.certified[certified].double().mean() > 0.8
-    assert int(read.certified.sum()) <= 32
+    assert not read.certified.any()  # a second rectifier stands behind it
 
 
 def test_another_batchs_update_gives_nothing_of_this_one(cifar):

@@ -24,7 +24,7 @@ def check(mounted, inputs, targets, truth, atleast):
     return found, exact
 
 
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.long)])
 @pytest.mark.parametrize(("neurons", "batch_size"), [(200, 20), (500, 100)])
 def test_cifar10_through_the_cnn(cifar, neurons, batch_size, seed):
     torch.manual_seed(seed)
@@ -34,6 +34,7 @@ def test_cifar10_through_the_cnn(cifar, neurons, batch_size, seed):
     check(mounted, x, cifar.labels[chosen], flat(x), batch_size // 5)
 
 
+@pytest.mark.long
 def test_cifar10_with_pairs(cifar):
     torch.manual_seed(0)
     x = normalised(cifar, slice(0, 50))
@@ -42,6 +43,7 @@ def test_cifar10_with_pairs(cifar):
     check(mounted, x, cifar.labels[:50], flat(x), 10)
 
 
+@pytest.mark.long
 def test_cifar10_with_batch_norm_undone(cifar):
     torch.manual_seed(0)
     x = unit_pixels(cifar, slice(0, 50))

@@ -4,20 +4,24 @@ A certificate says that a sample stands in the batch, without anybody having see
 a sample, and only if all of this holds:
 
 - gradients are as fine as float32's, so that the tests below are strict;
-- the server knows what each label sends back (classes and a loss that is a mean or a sum over samples): where any target is possible,
-  several samples that fire the same rows look like one;
+- the server knows what each label sends back (classes, and cross-entropy as a mean or a sum over samples, of a batch whose size it
+  knows): where any target is possible, or another loss, several samples that fire the same rows may look like one;
 - the model has three outputs or more: with fewer, all samples send back the same up to a factor, and mixtures look like one;
+- nothing behind the layer bends but its own rectifier: where something does, a mixture's outputs are not a mixture of outputs, and
+  two samples can be tuned so that it sends what both do;
+- the rows it fires tell all output gradients apart: else samples of different labels send the same;
 - run through the model, it gives the bias gradient of the row it was read from, all others taken off, to within that row's rounding,
   standing there once: what seems to be there twice may be two samples that are alike;
-- that row, all others taken off, gives the very sample that is reported;
+- that row, all others taken off, gives the very sample that is reported, and two rows more agree: what nobody explained differs between them;
 - a sample a tenth larger would send something else: where a loss is saturated, or has corners only, all samples of a label send
   the same, and mixtures pass for one;
-- what it sends to all rows lies in the space that the update allows;
+- what it sends to all rows lies in the space that the update allows, and nothing else that could be sent through the rows it fires does: several
+  samples that fire the same rows fill that space, and their mixtures lie in it;
 - it is not one that is listed already, and there are no more of them than samples in the batch.
 """
 
 import torch
-from jaxtyping import Bool
+from jaxtyping import Bool, Float64
 from torch import Tensor
 
 from qbi.attacks.explaining import ByLabel, ByNumber
@@ -41,7 +45,8 @@ def certify(system: System, tail: ByLabel | ByNumber | None, found: Recovered, b
     none = torch.zeros(len(found), dtype=torch.bool, device=found.coefficients.device)
     if len(found) == 0 or not isinstance(tail, ByLabel) or system.rounding > COARSEST or not tail.is_sure:
         return none
-    if tail.behind.outputs < FEWEST_OUTPUTS:
+    heads = tail.behind.affine_map() if tail.behind.outputs >= FEWEST_OUTPUTS else None
+    if heads is None:
         return none
     z = found.coefficients @ system.products
     everyone = torch.arange(len(found), device=z.device)
@@ -65,6 +70,7 @@ def certify(system: System, tail: ByLabel | ByNumber | None, found: Recovered, b
         & _tells(tail, system, found, z, row, mine=backprops[everyone, row], bound=bound)
         & allowed(system, backprops, error, torch.full_like(row, 2))
         & z.isfinite().all(1)
+        & _determined(heads.to(z)[:, system.kept], system, z, single, backprops)
     )
     if not bool(fine.any()):
         return none
@@ -73,6 +79,44 @@ def certify(system: System, tail: ByLabel | ByNumber | None, found: Recovered, b
     out[kept] = True
     return out if len(kept) <= (batch_size or system.rank) else none
 
+
+OTHERS_OUTSIDE = 1e-6
+"""The part, squared, of every other output gradient's backprops that must lie outside the space."""
+
+THIRD = 1e-4
+"""Of an output gradient, the part that its third largest entry must have."""
+
+MOST_HELD = 2**24
+"""Slopes that are held at a time."""
+
+
+def _determined(
+    heads: Float64[Tensor, "o n"], system: System, z: Tensor, output_grads: Tensor, backprops: Tensor
+) -> Bool[Tensor, " s"]:
+    """Whether the space allows one output gradient alone, through the rows that a sample fires, and these tell all of them apart."""
+    outputs = len(heads)
+    foretold = (output_grads @ heads) * (z > 0)
+    as_mapped = (foretold - backprops).norm(dim=1) <= 1e-9 * backprops.norm(dim=1)
+    # Of cross-entropy they sum to zero.
+    heads = torch.linalg.qr(torch.eye(outputs).to(z) - 1 / outputs).Q[:, : outputs - 1].T @ (heads / system.sizes)
+    parts = []
+    for part in z.nan_to_num().split(max(1, MOST_HELD // heads.numel())):
+        sent = heads * (part > 0)[:, None]
+        values, vectors = torch.linalg.eigh(sent @ sent.mT)
+        sends = values > 1e-12 * values[:, -1:]
+        # In units of what is sent.
+        sent = (vectors / values.clamp_min(1e-300).sqrt()[:, None]).mT @ sent
+        rest = sent - (sent @ system.basis) @ system.basis.T
+        outside = torch.linalg.eigvalsh((rest @ rest.mT).nan_to_num(0.0, 0.0, 0.0))
+        parts.append((outside[:, 1] > OTHERS_OUTSIDE) & sends.all(1))
+    # Where only two outputs are pulled at, all samples send the same up to a factor, as with two classes.
+    third = output_grads.abs().sort(1, descending=True).values[:, FEWEST_OUTPUTS - 1]
+    fine: Tensor = torch.cat(parts) & as_mapped & (third > THIRD * output_grads.norm(dim=1))
+    return fine
+
+
+CLEAR_ROWS, CLEARLY = 3, 1e4
+"""Rows that a sample must fill clearly, and how many times what is left there it must be."""
 
 LARGER, SHARPLY = 1.1, 10.0
 """By how much a sample is made larger, and how many times its tolerance the row test must then miss by."""
@@ -89,11 +133,11 @@ def _tells(
 
 
 def _clearest_rows(system: System, found: Recovered, noise: Tensor) -> tuple[Tensor, Tensor]:
-    """For each sample the row that it fills most, of those that the found samples explain; and whether there is one."""
+    """For each sample the row that it fills most, of those that the found samples explain; and whether there are several."""
     sketches = found.coefficients @ system.sketch
     residual = (system.sketch - found.backprops.T @ sketches).norm(dim=1) / system.sketch.shape[1] ** 0.5
     size = sketches.norm(dim=1) / system.sketch.shape[1] ** 0.5
     part = found.backprops.abs() * size[:, None]
     clear = part / (residual + noise).clamp_min(1e-300)
     row = clear.argmax(1)
-    return row, clear.amax(1) > 1 / SAME_SAMPLE
+    return row, (clear > CLEARLY).sum(1) >= CLEAR_ROWS

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from qbi.attacks.base import Carried, Reading
 from qbi.attacks.behind import Behind
-from qbi.attacks.weighing import AGREE, agreed, class_weights
+from qbi.attacks.weighing import agreed, class_weights, is_cross_entropy
 from qbi.errors import CannotRead, first_line
-from qbi.extraction.decoding import MOST_REPEATS, distinct, row_bound
+from qbi.extraction.decoding import MOST_REPEATS, row_bound
 from qbi.extraction.system import System
 from qbi.federation.client import Loss
 from qbi.records import Update
@@ -36,7 +36,7 @@ class ByLabel:
     is_mean: bool
     kept: Tensor
     is_sure: bool = True
-    """Whether what a label sends back is known: the loss is a mean, a weighted mean or a sum over samples."""
+    """Whether what a label sends back may prove a sample: the loss is cross-entropy, as a mean or a sum over samples."""
     weights: Float64[Tensor, " c"] | None = None
     """Of each class, where they are not all the same."""
     pins_values: ClassVar[bool] = True
@@ -64,6 +64,24 @@ class ByLabel:
             best, times = torch.where(better, miss, best), torch.where(better, count, times)
             label = torch.where(better, candidate, label)
         output_grads = self.single(z, label.clamp_min(0), system) * times[:, None]
+        return label, output_grads, best
+
+    def explain_whole(
+        self, z: Float64[Tensor, "k n"], backprops: Float64[Tensor, "k n"], system: System
+    ) -> tuple[Int[Tensor, " k"], Float64[Tensor, "k o"], Float64[Tensor, " k"]]:
+        """The label whose backprops are nearest over all rows; in a single one two labels may send the same."""
+        best = z.new_full((len(z),), torch.inf)
+        label, output_grads = torch.full((len(z),), -1, device=z.device), z.new_zeros(len(z), self.behind.outputs)
+        size = backprops.square().sum(1).clamp_min(1e-300)
+        for candidate in self.labels.tolist():
+            grads = self.single(z, torch.full_like(label, candidate), system)
+            sent = self.backprops(z, grads)
+            times = (sent * backprops).sum(1) / sent.square().sum(1).clamp_min(1e-300)
+            grads, sent = (part * times.round().clamp(1, MOST_REPEATS)[:, None] for part in (grads, sent))
+            miss = ((sent - backprops).square().sum(1) / size).sqrt().nan_to_num(torch.inf)
+            better = miss < best
+            best, label = torch.where(better, miss, best), torch.where(better, candidate, label)
+            output_grads = torch.where(better[:, None], grads, output_grads)
         return label, output_grads, best
 
     def ratios(
@@ -120,6 +138,13 @@ class ByNumber:
             torch.zeros_like(size).masked_fill(~size.isfinite(), torch.inf),
         )
 
+    def explain_whole(
+        self, z: Float64[Tensor, "k n"], backprops: Float64[Tensor, "k n"], system: System
+    ) -> tuple[Int[Tensor, " k"], Float64[Tensor, "k o"], Float64[Tensor, " k"]]:
+        """As above, its size by the row in which most is sent back."""
+        rows = (backprops / system.sizes).abs().argmax(1)
+        return self.explain(z, rows, backprops[torch.arange(len(rows), device=rows.device), rows], system)
+
     def output_grads(
         self,
         z: Float64[Tensor, "k n"],
@@ -157,21 +182,18 @@ def tail_for(carried: Carried, update: Update, how: Reading, system: System) -> 
     try:
         parts = _divided_by(how.loss, behind.outputs, system.bias)
         weights = class_weights(how.loss, behind.outputs, system.bias) if parts is None else None
+        sure = parts is not None and is_cross_entropy(how.loss, behind.outputs, system.bias)
     except Exception as problem:
         # The user's own function may take nothing but its own data.
         raise CannotRead(
             f"{carried.layer}: what the loss sends back is not known ({first_line(problem)})."
         ) from problem
     scale = float(max(1, update.batch_size)) if parts == 2 else 1.0
-    tail = ByLabel(behind, how.loss, labels, scale, parts == 2, system.kept, parts is not None, weights)
-    return _scaled(tail, system), behind.outputs
+    tail = ByLabel(behind, how.loss, labels, scale, parts == 2, system.kept, sure, weights)
+    return _scaled(tail, system, adds_up=parts is not None), behind.outputs
 
 
-FEWEST_DIFFERENT = 4
-"""Different samples that must give one factor for it to be known."""
-
-
-def _scaled(tail: ByLabel, system: System) -> ByLabel:
+def _scaled(tail: ByLabel, system: System, *, adds_up: bool) -> ByLabel:
     """With the factor that rows agree on, where the one that is expected explains none of them."""
     rows = (system.bias != 0).nonzero()[:, 0]
     z, wanted = system.products[rows] / system.bias[rows, None], system.bias[rows]
@@ -179,16 +201,14 @@ def _scaled(tail: ByLabel, system: System) -> ByLabel:
         return tail
     noise = system.rounding * system.sketch[rows].norm(dim=1) / system.sketch.shape[1] ** 0.5
     _, _, miss = tail.explain(z, rows, wanted, system)
-    if tail.is_sure and bool((miss < row_bound(system, noise / wanted.abs())).any()):
+    if adds_up and bool((miss < row_bound(system, noise / wanted.abs())).any()):
         return tail
     ratios = torch.stack(list(tail.ratios(z, rows, wanted, system)))
     factor = agreed(ratios.flatten())
     if factor is None:
         return tail
-    close = ((ratios / factor - 1).abs() < AGREE).any(0).nonzero()[:, 0]
-    different, _ = distinct(z, close, z[:0], torch.zeros_like(wanted))
-    # One mixture in all rows agrees with itself; several different samples that give one factor do not by chance.
-    return replace(tail, scale=tail.scale / factor, is_sure=len(different) >= FEWEST_DIFFERENT)
+    # A number that nobody said may be a client's scale, or how many samples of a kind stand in every row: it is read with, and proves nothing.
+    return replace(tail, scale=tail.scale / factor, is_sure=False)
 
 
 def _labels(model: nn.Module, update: Update, outputs: int) -> Tensor:

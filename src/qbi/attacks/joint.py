@@ -18,6 +18,7 @@ from qbi.extraction.decoding import (
     explains_everything,
     refit,
 )
+from qbi.extraction.independent import is_image
 from qbi.extraction.quotients import read_rows
 from qbi.extraction.recovered import Recovered, nothing
 from qbi.extraction.system import System, build_system
@@ -106,8 +107,16 @@ def _decode(system: System, sent: Carried, update: Update, how: Reading, gradien
     full = system.rank >= gradient.shape[1]
     if not unmixing or full:
         return _read_of(system, tail, found, size)
+    shape = sent.carrier.shape if sent.carrier.columns is None else ()
+    if is_image(shape):
+        # Pixels have few zeros, and programs that find none take long: first what images resemble.
+        read, complete = _unmixed(system, tail, found, shape, gradient, size, how.seed)
+        if complete:
+            return read
+    before = len(found)
     found, loose = by_zeros(system, tail, found, gradient, how.seed)
-    read = _unmixed(system, tail, found, sent, gradient, size, how.seed)
+    if len(found) > before or not is_image(shape):
+        read, _ = _unmixed(system, tail, found, shape, gradient, size, how.seed)
     return _with_unproven(system, read, loose)
 
 
@@ -115,25 +124,28 @@ def _unmixed(
     system: System,
     tail: ByLabel | ByNumber | None,
     found: Recovered,
-    sent: Carried,
+    shape: tuple[int, ...],
     gradient: Tensor,
     size: int | None,
     seed: int,
-) -> _Read:
-    """What the layer's own rectifier gives beside what is known."""
+) -> tuple[_Read, bool]:
+    """What the layer's own rectifier gives beside what is known, and whether that is everything."""
     if len(found) >= system.rank or not system.tells_samples_apart:
-        return _read_of(system, tail, found, size)
-    shape = sent.carrier.shape if sent.carrier.columns is None else ()
+        return _read_of(system, tail, found, size), len(found) >= system.rank
     try:
-        unmixed = unmix(system, gradient, shape, known=found.backprops if len(found) else None, seed=seed)
+        known = found.backprops if len(found) else None
+        slopes = None if tail is None else tail.behind.slopes_if_firing(system.kept)
+        unmixed = unmix(system, gradient, shape, known=known, slopes=slopes, seed=seed)
     except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
-        return _read_of(system, tail, found, size)
+        return _read_of(system, tail, found, size), False
     directions = torch.cat([unmixed.exact, unmixed.rough], 1)
     solved = coefficients_of(system, directions) if directions.shape[1] == system.rank else None
     read = _read_of(system, tail, found, size)
     if solved is not None:
         read = _together(system, tail, found, *solved, size, complete=unmixed.complete)
-    return read if unmixed.complete else _with_unproven(system, read, unmixed.estimates @ system.basis.T / system.sizes)
+    if unmixed.complete:
+        return read, True
+    return _with_unproven(system, read, unmixed.estimates @ system.basis.T / system.sizes), False
 
 
 def _read_of(system: System, tail: ByLabel | ByNumber | None, found: Recovered, size: int | None) -> _Read:
@@ -158,8 +170,7 @@ def _together(
     rows = (backprops / system.sizes).abs().argmax(1)
     z = coefficients @ system.products
     if complete and tail is not None:
-        wanted = backprops[torch.arange(len(rows), device=rows.device), rows]
-        labels, output_grads, miss = tail.explain(z, rows, wanted, system)
+        labels, output_grads, miss = tail.explain_whole(z, backprops, system)
         held = miss >= GUESSED
         if not bool(held.all()):
             holding = _Holding(tail, held, backprops)

@@ -12,12 +12,13 @@ from qbi.extraction.system import System, build_system
 from qbi.extraction.unmixing import coefficients_of, unmix
 from qbi.records import Candidates
 
-COARSEST_SILENCE = 1e-4
-"""Rounding of gradients above which silent rows prove nothing."""
-
 
 def _silent_where_it_must_be(system: System, backprops: Tensor, z: Tensor) -> Tensor:
-    """Whether each sample sends nothing through just the rows that it leaves silent: the proof where nothing can be said of labels."""
+    """Whether each sample sends nothing through just the rows that it leaves silent.
+
+    A true one does. It is no proof: a sample is a combination of all directions, so one wrong direction spoils others that pass this, and of
+    two samples of which one fires all rows of the other, mixtures pass too.
+    """
     size = backprops.abs() / system.sizes
     fires = size > 1e-4 * size.amax(1, keepdim=True)
     clear = z.abs() > 1e-3 * z.abs().mean(1, keepdim=True)
@@ -32,35 +33,30 @@ def read_states(
     *,
     rounding: float | None = None,
     shape: tuple[int, ...] = (),
-    varied: bool = False,
-    batch_size: int | None = None,
-) -> Candidates:
+) -> tuple[Candidates, int]:
     """Read a rectified layer from its gradients and the weights that were sent, nothing being known of the rest of the model.
 
-    A batch that unmixing takes apart proves itself: each sample sends nothing through just the rows that it leaves silent. That holds
-    where samples send back `varied` things, and where there are as many independent ones as samples in the batch; else samples that fire
-    the same rows look like one.
+    Candidates, and how many of them, the first ones, came apart by unmixing and are silent where they must be. Nothing is proven.
     """
     single = read_rows(weight_gradient, bias_gradient, rounding=rounding)
     single = replace(single, **unproven(len(single.rows), single.samples))
     try:
         system = build_system(weight_gradient, bias_gradient, weight, bias, rounding=rounding)
     except CannotRead:
-        return single
+        return single, 0
     if not system.tells_samples_apart:
-        return single
+        return single, 0
     unmixed = unmix(system, weight_gradient, shape)
     solved = coefficients_of(system, unmixed.exact) if unmixed.complete else None
     if solved is None:
-        return single
+        return single, 0
     coefficients, backprops = solved
     silent = _silent_where_it_must_be(system, backprops, coefficients @ system.products)
     if not bool(silent.any()):
-        return single
-    proven = silent & (varied and system.rank == batch_size and system.rounding < COARSEST_SILENCE)
+        return single, 0
     samples = formed(system, coefficients, weight_gradient).to(single.samples.dtype)
     rows = system.kept[(backprops.abs() / system.sizes).argmax(1)]
-    order = proven.to(torch.uint8).argsort(descending=True, stable=True)
-    samples, rows, proven = samples[order], rows[order], proven[order]
+    order = silent.to(torch.uint8).argsort(descending=True, stable=True)
+    samples, rows = samples[order], rows[order]
     first = Candidates(samples, rows, torch.ones_like(rows), **unproven(len(rows), samples))
-    return joined(replace(first, certified=proven), single)
+    return joined(first, single), int(silent.sum())

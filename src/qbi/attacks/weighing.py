@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from jaxtyping import Float64
 from torch import Tensor
+from torch.nn import functional
 
 from qbi.federation.client import Loss
 
@@ -48,6 +49,47 @@ def class_weights(loss: Loss, outputs: int, like: Tensor) -> Float64[Tensor, " c
     own = weights[labels]
     right = bool((loss(out, labels) - (own * each).sum() / own.sum()).abs() <= 1e-6 * each.abs().sum())
     return weights.round(decimals=9) if right else None
+
+
+PROBED = (0.01, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 1000.0)
+"""Sizes of outputs at which a loss is looked at."""
+
+
+MOST_PROBED = 256
+"""Outputs up to which it is looked at."""
+
+
+def is_cross_entropy(loss: Loss, outputs: int, like: Tensor) -> bool:
+    """Whether a loss sends back what cross-entropy does for every label, over a batch's mean or sum: only then a mixture cannot pass for a sample.
+
+    Several samples that fire the same rows hide in one direction if their output gradients are parallel, e(i) = t(i)·u, and their mixture m
+    passes if it sends the sum, e(m) = T·u with T = Σ t(i). Where outputs are affine in what fires, m's outputs are those of the samples,
+    weighed by t(i)/T. Where a loss is strictly convex in the outputs, as cross-entropy is but for a constant, samples of one label and sign have
+    (T - t(i))·u·(m - o(i)) > 0, and Σ t(i)·u·(m - o(i)) = 0: there are none. Of opposite signs, or of different labels, there are none with three
+    outputs or more, since each gradient is negative at its label alone. Squared errors have such pairs, and so have losses that flatten
+    out, smoothed labels and corners.
+
+    >>> is_cross_entropy(torch.nn.functional.cross_entropy, 4, torch.zeros(1).double())
+    True
+    >>> is_cross_entropy(torch.nn.CrossEntropyLoss(label_smoothing=0.1), 4, torch.zeros(1).double())
+    False
+    """
+    if outputs > MOST_PROBED:
+        return False
+    draws = torch.Generator().manual_seed(2)
+    sizes = torch.tensor(PROBED, dtype=torch.float64).repeat(outputs)[:, None]
+    out = (sizes * torch.randn(len(sizes), outputs, generator=draws, dtype=torch.float64)).to(like)
+    target = torch.arange(outputs, device=like.device).repeat_interleave(len(PROBED))
+
+    def sent(by: Loss) -> Tensor:
+        with torch.enable_grad():
+            leaf = out.clone().requires_grad_()
+            return torch.autograd.grad(by(leaf, target), leaf)[0]
+
+    given, usual = sent(loss), sent(functional.cross_entropy)
+    # Each entry by the size of its row: a mean over many rows is small everywhere.
+    size = usual.norm(dim=1, keepdim=True).clamp_min(1e-9 / len(out))
+    return any(bool(((given - factor * usual).abs() <= 1e-9 * factor * size).all()) for factor in (1, len(out)))
 
 
 def agreed(factors: Float64[Tensor, " k"]) -> float | None:

@@ -3,16 +3,15 @@
 A row in which one sample stands alone gives that sample; a row with several gives a mixture. Which is which cannot be
 seen from one row, and two rows that give the same vector do not prove it either: wherever samples send back the same up to a factor (one
 output, two classes, a saturated loss, one with corners), mixtures agree too. So candidates are ranked by how many rows agree on them,
-and nothing more is claimed. Where the weights that were sent are known and a rectifier follows, the whole batch may come apart, and
-then a sample is proven that sends nothing through just the rows that it leaves silent, if the batch is known to have no more samples
-than came apart: samples that fire the same rows would pass for one.
+and nothing more is claimed. Where the weights that were sent are known and a rectifier follows, the whole batch may come apart; samples that
+then send nothing through just the rows that they leave silent are right as a rule. They are no proof either: without the rest of the model
+nobody can say what a mixture would have sent.
 """
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -37,8 +36,8 @@ class LayerReplay:
     samples: Float[Tensor, "k m"]
     support: Int[Tensor, " k"]
     source: Int[Tensor, " k"]
-    proven: int = 0
-    """Candidates, the first ones, that the weights that were sent prove: a whole batch, taken apart."""
+    apart: int = 0
+    """Candidates, the first ones, of a whole batch that came apart, silent where the sent weights say so: likely samples, not proven ones."""
 
     @property
     def agree(self) -> int:
@@ -53,7 +52,7 @@ class LayerReplay:
             "moved": self.moved,
             "candidates": len(self.support),
             "agree": self.agree,
-            "proven": self.proven,
+            "apart": self.apart,
             "support": self.support.tolist(),
             "source_rows": self.source.tolist(),
         }
@@ -79,7 +78,6 @@ def replay(
     before: Mapping[str, Tensor] | None = None,
     *,
     shape: tuple[int, ...] = (),
-    batch_size: int | None = None,
 ) -> list[LayerReplay]:
     """Read every linear layer with a bias out of an update, the most telling layer first.
 
@@ -91,29 +89,17 @@ def replay(
     found: list[LayerReplay] = []
     signs: list[str] = []
     sent = {} if before is None else {layer: (weight, bias) for layer, weight, bias in linear_pairs(before)}
-    pairs = list(linear_pairs(update))
-    for place, (layer, weight, bias) in enumerate(pairs):
-        varied = place < len(pairs) - 1 and all(_is_varied(behind) for _, behind, _ in pairs[place + 1 :])
+    for layer, weight, bias in linear_pairs(update):
         if _signs_only(weight):
             signs.append(layer)
             continue
-        read, proven = read_rows(weight, bias), 0
+        read, apart = read_rows(weight, bias), 0
         if layer in sent and before is not None:
             own = sent[layer]
             rounding = difference_rounding(own[0].float(), weight)
-            read = read_states(
-                weight,
-                bias,
-                own[0].float(),
-                own[1].float(),
-                rounding=rounding,
-                shape=shape,
-                varied=varied,
-                batch_size=batch_size,
-            )
-            proven = 0 if read.certified is None else int(read.certified.sum())
+            read, apart = read_states(weight, bias, own[0].float(), own[1].float(), rounding=rounding, shape=shape)
         moved = int((bias != 0).sum())
-        found.append(LayerReplay(layer, len(weight), moved, read.samples, read.support, read.rows, proven))
+        found.append(LayerReplay(layer, len(weight), moved, read.samples, read.support, read.rows, apart))
     if not found and signs:
         raise DataError(
             f"replay: every weight of “{signs[0]}” moved by the same amount, as in a first step of Adam: only signs are left, and a sign "
@@ -121,20 +107,7 @@ def replay(
         )
     if not found:
         raise DataError("replay: no linear layer with a bias in it; there is nothing to divide by.")
-    return sorted(found, key=lambda f: (f.proven, f.agree, f.samples.shape[1]), reverse=True)
-
-
-VARIED = 1e-3
-"""Second singular value of a later layer's gradient, relative to its first, above which samples send back different things."""
-
-
-def _is_varied(gradient: Tensor) -> bool:
-    """Whether a layer's gradient has rows of more than one direction, and more than two of them."""
-    rows = gradient.double()
-    if len(rows) < SEVERAL + 1:
-        return False
-    values = torch.linalg.svdvals(rows @ rows.T if len(rows) < rows.shape[1] else rows.T @ rows)
-    return len(values) > 1 and float(values[1]) > VARIED**2 * float(values[0])
+    return sorted(found, key=lambda f: (f.apart, f.agree, f.samples.shape[1]), reverse=True)
 
 
 ALIKE = 0.02

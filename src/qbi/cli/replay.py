@@ -31,9 +31,6 @@ def replay(
     ] = None,
     shape: Annotated[str | None, typer.Option(help="Shape of a sample, such as 3,32,32, for pictures.")] = None,
     layer: Annotated[str | None, typer.Option(help="Only this layer.")] = None,
-    batch_size: Annotated[
-        int | None, typer.Option(min=1, help="Samples in the batch, where that is known; without it nothing is proven.")
-    ] = None,
     no_samples: Annotated[bool, typer.Option("--no-samples", help="Write no candidates and no picture.")] = False,
     out: Annotated[Path, typer.Option(help="Folder for what is found.")] = Path("out/replay"),
     json: Json = False,
@@ -58,7 +55,7 @@ def replay(
     update = {n: v.float() for n, v in first.items() if v.is_floating_point()}
     if after is not None:
         update = difference(first, _load(after))
-    found = read(update, first if after is not None else None, shape=dimensions or (), batch_size=batch_size)
+    found = read(update, first if after is not None else None, shape=dimensions or ())
     if layer is not None:
         found = [f for f in found if f.layer == layer]
         if not found:
@@ -91,10 +88,10 @@ def _load(path: Path) -> "dict[str, Tensor]":
 
 def _show(found: "list[LayerReplay]", *, is_gradient: bool) -> None:
     table = Table(title="What this update gives away")
-    for name in ("layer", "rows", "rows that moved", "candidates", "agree", "proven"):
+    for name in ("layer", "rows", "rows that moved", "candidates", "agree", "came apart"):
         table.add_column(name, justify="left" if name == "layer" else "right")
     for entry in found:
-        numbers = (entry.rows, entry.moved, len(entry.support), entry.agree, entry.proven)
+        numbers = (entry.rows, entry.moved, len(entry.support), entry.agree, entry.apart)
         table.add_row(plain(entry.layer), *(str(n) for n in numbers))
     console.print(table)
     if is_gradient and all(f.agree == 0 and f.moved == f.rows for f in found):
@@ -103,8 +100,8 @@ def _show(found: "list[LayerReplay]", *, is_gradient: bool) -> None:
             "after a step, or the gradient itself.[/yellow]"
         )
     console.print(
-        "Agree: two rows or more gave the same vector, which is likely a sample and not proven. Proven: with --batch-size, a whole batch that "
-        "came apart, each sample silent where the sent weights say so."
+        "Agree: two rows or more gave the same vector. Came apart: of a whole batch, silent where the sent weights say so. Both are likely "
+        "samples; neither is a proof."
     )
 
 

@@ -7,7 +7,11 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 STEPS = 100
-ENOUGH_VALUES = 12_288
+ENOUGH_VALUES, VALUES_PER_SAMPLE = 16_384, 64
+"""So many values of each mixture, and more where there are many mixtures."""
+
+OPPONENT = ((1.0, 1.0, 1.0), (1.0, -1.0, 0.0), (0.5, 0.5, -1.0))
+"""Brightness, red against green, yellow against blue."""
 
 
 def is_image(shape: tuple[int, ...]) -> bool:
@@ -16,19 +20,37 @@ def is_image(shape: tuple[int, ...]) -> bool:
 
 
 def contrasts(mixtures: Float[Tensor, "k m"], shape: tuple[int, ...], kind: int) -> Float[Tensor, "k t"]:
-    """What is most unlike a Gaussian in mixtures of samples: for images their derivatives, of one of three kinds.
+    """What is most unlike a Gaussian in mixtures of samples: for images their derivatives, to the second order, to the third in odd kinds.
 
-    Derivatives take away what all images share, and are large in few places.
+    Derivatives take away what all images share, and are large in few places. Red, green and blue say nearly the same; their sum and their
+    differences do not, so they are derived instead, each brought to one size.
     """
     if not is_image(shape) or math.prod(shape) != mixtures.shape[1]:
         return mixtures
     images = mixtures.reshape(len(mixtures), *shape)
-    across, down = images[..., 1:] - images[..., :-1], images[..., 1:, :] - images[..., :-1, :]
-    if kind % 3 == 1:
-        across, down = across[..., 1:] - across[..., :-1], down[..., 1:, :] - down[..., :-1, :]
-    if kind % 3 == 2:
-        return (across[..., 1:, :] - across[..., :-1, :]).flatten(1)
-    return torch.cat([across.flatten(1), down.flatten(1)], 1)
+    if shape[0] == 3:
+        images = torch.einsum("oc,kchw->kohw", torch.tensor(OPPONENT).to(images), images)
+    across, down = _across(images), _down(images)
+    parts = [across, down, _down(across), _across(across), _down(down)]
+    if kind % 2 and min(shape[1:]) > 3:
+        parts += [_across(parts[2]), _down(parts[2])]
+    # Evenly spaced values miss no part of an image.
+    apart = max(1, sum(part[0].numel() for part in parts) // _enough(len(mixtures)))
+    planes = [plane.flatten(1)[:, ::apart] for part in parts for plane in part.unbind(1) if plane.numel()]
+    return torch.cat([plane / plane.square().mean().sqrt().clamp_min(1e-30) for plane in planes], 1)
+
+
+def _enough(count: int) -> int:
+    """Values of each of so many mixtures that are enough for a start."""
+    return max(ENOUGH_VALUES, VALUES_PER_SAMPLE * count)
+
+
+def _across(images: Tensor) -> Tensor:
+    return images[..., 1:] - images[..., :-1]
+
+
+def _down(images: Tensor) -> Tensor:
+    return images[..., 1:, :] - images[..., :-1, :]
 
 
 def independent_components(values: Float[Tensor, "k t"], draws: torch.Generator) -> Float64[Tensor, "k k"]:
@@ -36,8 +58,7 @@ def independent_components(values: Float[Tensor, "k t"], draws: torch.Generator)
     count = len(values)
     if count < 2:
         return torch.ones(count, count, dtype=torch.float64, device=values.device)
-    # So many values of each mixture are enough for a start; evenly spaced ones miss no part of an image.
-    values = values[:, :: max(1, values.shape[1] // ENOUGH_VALUES)]
+    values = values[:, :: max(1, values.shape[1] // _enough(count))]
     centred = values.double() - values.double().mean(1, keepdim=True)
     variances, axes = torch.linalg.eigh(centred @ centred.T / centred.shape[1])
     whiten = (axes / variances.clamp_min(1e-30 + 1e-12 * float(variances[-1])).sqrt()).T
