@@ -29,32 +29,53 @@ class Small(nn.Module):
         self.norms = layer(nn.LayerNorm(width) for _ in range(2 * layers))
         self.head = nn.Linear(width, VOCABULARY if causal else 2)
 
-    def forward(self, ids):
+    def forward(self, ids, mask=None):
+        seen = None if mask is None else mask[:, None, None].bool()
+        if self.causal:
+            before = torch.ones(2 * ids.shape[1:], dtype=torch.bool).tril()
+            seen = before if seen is None else before & seen
         x = self.words(ids) + self.places(torch.arange(ids.shape[1], device=ids.device))
         x = self.dropout(self.norm(x))
         for i in range(len(self.queries)):
             q, k, v = (m[i](x).unflatten(-1, (4, -1)).transpose(1, 2) for m in (self.queries, self.keys, self.values))
-            mixed = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal).transpose(1, 2).flatten(2)
+            mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=seen).transpose(1, 2).flatten(2)
             x = self.norms[2 * i](x + self.out[i](mixed))
             x = self.norms[2 * i + 1](x + self.down[i](F.gelu(self.up[i](x))))
         if self.pooled:
-            return self.head(x.mean(1))
+            weights = torch.ones_like(x[:, :, :1]) if mask is None else mask[:, :, None]
+            return self.head((x * weights).sum(1) / weights.sum(1))
         return self.head(x) if self.causal else self.head(x[:, 0])
 
 
+PADDING = 0
+
+
 def foretold(outputs, ids):
-    return F.cross_entropy(outputs[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+    return F.cross_entropy(outputs[:, :-1].flatten(0, 1), ids[:, 1:].flatten(), ignore_index=PADDING)
 
 
 def batch(size, seed=0):
-    return torch.randint(VOCABULARY, (size, LENGTH), generator=torch.Generator().manual_seed(seed))
+    return torch.randint(1, VOCABULARY, (size, LENGTH), generator=torch.Generator().manual_seed(seed))
 
 
-def sent(model, ids):
+def shortened(ids, seed=0):
+    lengths = torch.randint(3, LENGTH + 1, (len(ids), 1), generator=torch.Generator().manual_seed(seed))
+    return ids.masked_fill(torch.arange(LENGTH) >= lengths, PADDING)
+
+
+def masked(ids):
+    return ids, (ids != PADDING).long()
+
+
+def without_padding(rows):
+    return [[token for token in row if token != PADDING] for row in rows]
+
+
+def sent(model, ids, feed=lambda ids: (ids,)):
     torch.manual_seed(0)
     if model.causal:
-        return client_step(model, ids, ids, loss=foretold).gradients
-    return client_step(model, ids, torch.arange(len(ids)) % 2).gradients
+        return client_step(model, feed(ids), ids, loss=foretold).gradients
+    return client_step(model, feed(ids), torch.arange(len(ids)) % 2).gradients
 
 
 def small(causal, **changes):
@@ -82,6 +103,28 @@ def test_an_encoder_whose_head_sees_the_mean_gives_its_batch_away(size):
     found = read(model, sent(model, ids), size)
     assert score(found.sequences, ids.tolist()).exact == 1
     assert all(found.proven)
+
+
+@pytest.mark.parametrize("size", [1, 4, 8])
+@pytest.mark.parametrize("kind", ["encoder", "encoder by its mean", "decoder"])
+def test_sequences_of_different_lengths_are_read_under_a_mask(kind, size):
+    model = small(kind == "decoder", pooled=kind == "encoder by its mean")
+    ids = shortened(batch(size), size)
+    assert (ids == PADDING).any()
+    found = read(model, sent(model, ids, masked), size, feed=masked, padding=PADDING)
+    truth = without_padding(ids.tolist())
+    seen = [row[:-1] for row in truth] if model.causal else truth
+    assert score(without_padding(found.sequences), seen).exact == 1
+    assert sum(found.proven) == size
+    other = [row[: len(seen[0])] for row in without_padding(shortened(batch(size, 9), 9).tolist())]
+    assert score(without_padding(found.sequences), other).exact == 0
+
+
+def test_a_mask_that_the_server_does_not_count_on_reads_less():
+    """Without the token that is hidden, whole sequences are looked for, and those that ended are not among them."""
+    model, ids = small(False), shortened(batch(4), 4)
+    found = read(model, sent(model, ids, masked), 4, feed=masked)
+    assert score(without_padding(found.sequences), without_padding(ids.tolist())).exact < 1
 
 
 def test_sequences_that_share_their_tokens_are_told_apart():

@@ -7,7 +7,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 import torch
-from test_reading import VOCABULARY, batch, small
+from test_reading import VOCABULARY, batch, foretold, masked, shortened, small
 
 from qbi.auditing import Client, audit
 from qbi.records import TextData
@@ -65,3 +65,35 @@ def test_says_more_needs_more_than_a_guess(audited):
     assert found.says_more
     assert not replace(found, guessed=1.0).says_more
     assert not replace(found, proven=0).says_more
+
+
+def lengths(count=40):
+    return shortened(batch(count), 3)
+
+
+def test_a_mask_of_lengths_is_no_hindrance():
+    ids = lengths()
+    data = (*masked(ids), torch.arange(len(ids)) % 2)
+    found = audit(small(False), data, client=Client(4), attacks=["passive"], batches=1, defences=False).sentences
+    assert found.decided
+    assert found.exact == 1
+    assert all(len(row) <= 8 for row in found.marked)
+    assert sum(map(len, found.marked)) < 4 * 8
+
+
+def test_a_mask_that_hides_several_tokens_is_not_guessed():
+    ids = lengths()
+    hidden = masked(ids)[1]
+    hidden[:, 1] = torch.arange(len(ids)) % 2
+    data = (ids, hidden, torch.arange(len(ids)) % 2)
+    found = audit(small(False), data, client=Client(4), attacks=["passive"], batches=1, defences=False).sentences
+    assert not found.decided
+    assert "would have to guess it" in found.reason
+
+
+def test_the_last_token_of_a_text_that_is_foretold_is_not_asked_for():
+    ids = batch(40)
+    how = {"loss": foretold, "client": Client(4)}
+    found = audit(small(True), (ids, ids), **how, attacks=["passive"], batches=1, defences=False).sentences
+    assert found.decided
+    assert found.exact == 1

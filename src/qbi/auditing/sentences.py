@@ -71,7 +71,7 @@ def found_sentences(campaign: Campaign, say: Callable[[str], None]) -> FoundSent
         return undecided("it was not tried: every token at every position takes more than a minute here.")
     say("reading sentences")
     try:
-        feed = _feed(samples, campaign.device)
+        feed, padding = _feed(samples, campaign.device)
         read = read_sentences(
             campaign.model,
             campaign.updates.whole(0).gradients,
@@ -79,21 +79,28 @@ def found_sentences(campaign: Campaign, say: Callable[[str], None]) -> FoundSent
             length=positions,
             batch_size=client.batch_size,
             feed=feed,
+            padding=padding,
             seed=campaign.seed,
             rounding=ROUNDINGS[client.precision] or ROUNDING,
         )
     except CannotRead as problem:
         return undecided(str(problem))
-    return _judged(campaign, read, ids[chosen])
+    return _judged(campaign, read, ids[chosen].tolist(), padding)
 
 
-def _judged(campaign: Campaign, read: ReadSentences, truth: Tensor) -> FoundSentences:
-    found = score(read.sequences, truth.tolist())
-    present = set(truth.unique().tolist())
+def _judged(campaign: Campaign, read: ReadSentences, rows: list[list[int]], padding: int | None) -> FoundSentences:
+    truth, sequences = ([[t for t in row if t != padding] for row in own] for own in (rows, read.sequences))
+    seen = truth
+    if read.causal and max(map(len, sequences), default=0) == max(map(len, truth)) - 1:
+        seen = [
+            row[:-1] for row in truth
+        ]  # the last token of a text that is foretold is a target only: no layer sees it
+    found = score(sequences, seen)
+    present = {token for row in seen for token in row}
     source, order = campaign.others()
     others = source.inputs[0][order]
     guess = others.mode(0).values.tolist() if len(others) else []
-    guessed = score([guess] * len(truth), truth.tolist()).rouge_1 if guess else 0.0
+    guessed = score([guess] * len(seen), seen).rouge_1 if guess else 0.0
     return FoundSentences(
         decided=True,
         reason="",
@@ -108,18 +115,18 @@ def _judged(campaign: Campaign, read: ReadSentences, truth: Tensor) -> FoundSent
         proven=sum(read.proven),
         guessed=guessed,
         seconds=read.seconds,
-        marked=_marked(campaign.samples, read, found, truth),
+        marked=_marked(campaign.samples, sequences, found, truth),
     )
 
 
 def _marked(
-    samples: Samples, read: ReadSentences, found: SentenceScores, truth: Tensor
+    samples: Samples, sequences: list[list[int]], found: SentenceScores, truth: list[list[int]]
 ) -> tuple[tuple[tuple[str, bool], ...], ...]:
     """The true sentences, each word with whether it was read in its place."""
     named = samples.vocabulary
     out = []
-    for row, taken in list(zip(truth.tolist(), found.taken, strict=True))[:MOST_SHOWN]:
-        own = () if taken < 0 else read.sequences[taken]
+    for row, taken in list(zip(truth, found.taken, strict=True))[:MOST_SHOWN]:
+        own = [] if taken < 0 else sequences[taken]
         right = [place < len(own) and own[place] == token for place, token in enumerate(row)]
         names = [named[token] if token < len(named) else str(token) for token in row]
         out.append(tuple(zip(names, right, strict=True)))
@@ -131,20 +138,41 @@ def undecided(reason: str) -> FoundSentences:
     return FoundSentences(False, reason, (), 0, 0, 0.0, 0.0, 0.0, 0.0, 0.0, 0, 0.0, 0.0)
 
 
-def _feed(samples: Samples, device: str) -> Feed:
-    """From ids to all inputs: others must be the same for every sample, or be targets, which change nothing before a loss."""
-    rest = [part[:1].to(device) for part in samples.inputs[1:]]
-    for number, part in enumerate(samples.inputs[1:], 1):
+def _feed(samples: Samples, device: str) -> tuple[Feed, int | None]:
+    """From ids to all inputs, and the token that a mask hides, if one does.
+
+    Others must be the same for every sample, or be targets, which change nothing before a loss.
+    """
+    ids, *others = samples.inputs
+    hidden = [_hidden_by(part, ids) for part in others]
+    rest = [part[:1].to(device) for part in others]
+    for number, (part, token) in enumerate(zip(others, hidden, strict=True), 1):
         is_target = part.shape == samples.targets.shape and torch.equal(part, samples.targets)
-        if not is_target and not bool((part == part[:1]).all()):
+        if token is None and not is_target and not bool((part == part[:1]).all()):
             raise CannotRead(
-                f"input {number} differs between samples (a mask of lengths, say), and the server would have to guess it too."
+                f"input {number} differs between samples, and the server would have to guess it too. "
+                "A mask of lengths is no hindrance where it hides one token, and hides it everywhere."
             )
 
     def feed(ids: Tensor) -> tuple[Tensor, ...]:
-        return (ids, *(_cut(part, ids) for part in rest))
+        made = (
+            _cut(part, ids) if token is None else (ids != token).to(part)
+            for part, token in zip(rest, hidden, strict=True)
+        )
+        return (ids, *made)
 
-    return feed
+    return feed, next((token for token in hidden if token is not None), None)
+
+
+def _hidden_by(part: Tensor, ids: Tensor) -> int | None:
+    """The one token whose positions, behind the end of sequences, a mask has as zeros; none where it is no such mask."""
+    if part.shape != ids.shape or not bool(((part == 0) | (part == 1)).all()) or bool((part == part[:1]).all()):
+        return None
+    tokens = ids[part == 0].unique()
+    if len(tokens) != 1 or not torch.equal(part == 0, ids == tokens):
+        return None
+    behind = bool((part[:, :-1] >= part[:, 1:]).all())
+    return int(tokens) if behind else None
 
 
 def _cut(part: Tensor, ids: Tensor) -> Tensor:

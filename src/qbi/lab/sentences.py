@@ -20,13 +20,16 @@ from qbi.sentences.span import ROUNDING
 
 LENGTH = 32
 
+PADDING, SHORTEST = 0, 8
+"""What stands behind the end of shorter sequences, in every published vocabulary of WordPiece, and the shortest of them."""
+
 ROUNDINGS = (ROUNDING, 2.0**-16, 2.0**-12, 2.0**-9, 2.0**-6, 2.0**-3)
 """What the server takes for the error of a noisy gradient: it knows the noise, so the best of these is counted."""
 
 
 def next_token_loss(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Each position foretells the next token."""
-    return F.cross_entropy(outputs[:, :-1].flatten(0, 1), targets[:, 1:].flatten())
+    """Each position foretells the next token, but for what stands behind the end of a sequence."""
+    return F.cross_entropy(outputs[:, :-1].flatten(0, 1), targets[:, 1:].flatten(), ignore_index=PADDING)
 
 
 KINDS: dict[str, tuple[type[Bert] | type[Gpt2], int, Loss]] = {
@@ -98,6 +101,7 @@ def judge(
     seed: int = 0,
     bits: float | None = None,
     other: bool = False,
+    masked: bool = False,
 ) -> dict[str, Any]:
     """What is read of batches.
 
@@ -107,13 +111,15 @@ def judge(
         batch_size, batches, seed: how many.
         bits: of the private step; none: the plain gradient.
         other: compare what is read with another batch, of which the gradient says nothing.
+        masked: sequences of `SHORTEST` tokens to all of them, padded, with a mask.
     """
+    ids = _shortened(ids, generator(seed, "lengths")) if masked else ids
     rows: list[dict[str, float]] = []
     reason = ""
     for number in range(batches):
         order = torch.randperm(len(ids), generator=generator(seed, "sentences", number))
         x, y = ids[order[:batch_size]], labels[order[:batch_size]]
-        gradients = _sent(made, x, made.targets(x, y), bits, seed + number)
+        gradients = _sent(made, _feed(x) if masked else (x,), made.targets(x, y), bits, seed + number)
         truth = ids[order[batch_size : 2 * batch_size]] if other else x
         found = []
         for rounding in ROUNDINGS[: 1 if bits is None else None]:
@@ -124,6 +130,8 @@ def judge(
                     vocabulary=made.vocabulary,
                     length=ids.shape[1],
                     batch_size=batch_size,
+                    feed=_feed if masked else None,
+                    padding=PADDING if masked else None,
                     seed=seed,
                     rounding=rounding,
                 )
@@ -139,13 +147,24 @@ def judge(
     return {"batch_size": batch_size, "batches": batches, **means, "reason": reason}
 
 
+def _shortened(ids: Tensor, draws: torch.Generator) -> Tensor:
+    """Each sequence cut at a length of its own."""
+    lengths = torch.randint(SHORTEST, ids.shape[1] + 1, (len(ids), 1), generator=draws).to(ids.device)
+    return ids.masked_fill(torch.arange(ids.shape[1], device=ids.device) >= lengths, PADDING)
+
+
+def _feed(ids: Tensor) -> tuple[Tensor, ...]:
+    return ids, (ids != PADDING).long()
+
+
 def _scores(
     sequences: tuple[tuple[int, ...], ...], tokens: tuple[int, ...], truth: Tensor, *, foretells: bool
 ) -> dict[str, float]:
     """The last token of a text that is foretold is a target only: no layer sees it, and it is not counted."""
-    seen = truth[:, :-1] if foretells else truth
-    found = score(sequences, seen.tolist())
-    present = set(seen.unique().tolist())
+    rows = [[token for token in row if token != PADDING] for row in truth.tolist()]
+    seen = [row[:-1] if foretells else row for row in rows]
+    found = score([[token for token in row if token != PADDING] for row in sequences], seen)
+    present = {token for row in seen for token in row}
     return {
         "exact": found.exact,
         "rouge_1": found.rouge_1,
@@ -156,11 +175,13 @@ def _scores(
     }
 
 
-def _sent(made: TextModel, x: Tensor, targets: Tensor, bits: float | None, seed: int) -> Mapping[str, Tensor]:
+def _sent(
+    made: TextModel, inputs: tuple[Tensor, ...], targets: Tensor, bits: float | None, seed: int
+) -> Mapping[str, Tensor]:
     def plain(outputs: Tensor, wanted: Tensor) -> Tensor:
         return made.loss(outputs, wanted)
 
     if bits is None:
-        return client_step(made.model, (x,), targets, loss=plain, seed=seed).gradients
+        return client_step(made.model, inputs, targets, loss=plain, seed=seed).gradients
     step = PrivateStep(Budget.for_goal(bits=bits))
-    return step.update(made.model, x, targets, generator(seed, "noise"), loss=plain, seed=seed).gradients
+    return step.update(made.model, inputs, targets, generator(seed, "noise"), loss=plain, seed=seed).gradients

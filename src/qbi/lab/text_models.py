@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -18,10 +18,20 @@ SPREAD = 0.02
 """Of first weights, in both papers."""
 
 
-def attend(queries: Tensor, keys: Tensor, values: Tensor, *, causal: bool) -> Float[Tensor, "b t d"]:
-    """Attention with heads of `HEAD` values."""
+def attend(
+    queries: Tensor, keys: Tensor, values: Tensor, seen: Bool[Tensor, "b 1 _ t"] | None, *, causal: bool
+) -> Float[Tensor, "b t d"]:
+    """Attention with heads of `HEAD` values, over the positions that are seen."""
     q, k, v = (m.unflatten(-1, (-1, HEAD)).transpose(1, 2) for m in (queries, keys, values))
-    return F.scaled_dot_product_attention(q, k, v, is_causal=causal).transpose(1, 2).flatten(2)
+    if seen is not None and causal:
+        seen = seen & torch.ones(2 * seen.shape[-1:], dtype=torch.bool, device=seen.device).tril()
+    mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, is_causal=causal and seen is None)
+    return mixed.transpose(1, 2).flatten(2)
+
+
+def positions_seen(mask: Int[Tensor, "b t"] | None) -> Bool[Tensor, "b 1 1 t"] | None:
+    """What every position may attend to: those that a mask has as ones."""
+    return None if mask is None else mask[:, None, None].bool()
 
 
 class BertLayer(nn.Module):
@@ -34,9 +44,9 @@ class BertLayer(nn.Module):
         self.intermediate = nn.Linear(width, 4 * width)
         self.output, self.output_norm = nn.Linear(4 * width, width), nn.LayerNorm(width, eps=1e-12)
 
-    def forward(self, x: Float[Tensor, "b t d"]) -> Float[Tensor, "b t d"]:
+    def forward(self, x: Float[Tensor, "b t d"], seen: Tensor | None) -> Float[Tensor, "b t d"]:
         """The next layer's input."""
-        mixed = attend(self.query(x), self.key(x), self.value(x), causal=False)
+        mixed = attend(self.query(x), self.key(x), self.value(x), seen, causal=False)
         x = self.attended_norm(self.attended(mixed) + x)
         out: Tensor = self.output_norm(self.output(F.gelu(self.intermediate(x))) + x)
         return out
@@ -54,12 +64,12 @@ class Bert(nn.Module):
         self.pooler, self.classifier = nn.Linear(width, width), nn.Linear(width, 2)
         _start(self)
 
-    def forward(self, ids: Int[Tensor, "b t"]) -> Float[Tensor, "b 2"]:
-        """Logits."""
+    def forward(self, ids: Int[Tensor, "b t"], mask: Int[Tensor, "b t"] | None = None) -> Float[Tensor, "b 2"]:
+        """Logits; the mask has a zero behind the end of each sequence."""
         places = torch.arange(ids.shape[1], device=ids.device)
         x = self.norm(self.words(ids) + self.kinds(torch.zeros_like(ids)) + self.places(places))
         for layer in self.layers:
-            x = layer(x)
+            x = layer(x, positions_seen(mask))
         out: Tensor = self.classifier(torch.tanh(self.pooler(x[:, 0])))
         return out
 
@@ -86,9 +96,10 @@ class Gpt2Layer(nn.Module):
         self.c_attn, self.attended = TurnedLinear(width, 3 * width), TurnedLinear(width, width)
         self.c_fc, self.c_proj = TurnedLinear(width, 4 * width), TurnedLinear(4 * width, width)
 
-    def forward(self, x: Float[Tensor, "b t d"]) -> Float[Tensor, "b t d"]:
+    def forward(self, x: Float[Tensor, "b t d"], seen: Tensor | None) -> Float[Tensor, "b t d"]:
         """The next layer's input."""
-        x = x + self.attended(attend(*self.c_attn(self.ln_1(x)).chunk(3, -1), causal=True))
+        queries, keys, values = self.c_attn(self.ln_1(x)).chunk(3, -1)
+        x = x + self.attended(attend(queries, keys, values, seen, causal=True))
         out: Tensor = x + self.c_proj(F.gelu(self.c_fc(self.ln_2(x)), approximate="tanh"))
         return out
 
@@ -106,11 +117,11 @@ class Gpt2(nn.Module):
             if name.endswith(("attended.weight", "c_proj.weight")):
                 nn.init.normal_(weight, std=SPREAD / math.sqrt(2 * layers))
 
-    def forward(self, ids: Int[Tensor, "b t"]) -> Float[Tensor, "b t v"]:
-        """Logits at every position."""
+    def forward(self, ids: Int[Tensor, "b t"], mask: Int[Tensor, "b t"] | None = None) -> Float[Tensor, "b t v"]:
+        """Logits at every position; the mask has a zero behind the end of each sequence."""
         x = self.wte(ids) + self.wpe(torch.arange(ids.shape[1], device=ids.device))
         for layer in self.layers:
-            x = layer(x)
+            x = layer(x, positions_seen(mask))
         return F.linear(self.ln_f(x), self.wte.weight)
 
 

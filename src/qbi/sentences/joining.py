@@ -58,9 +58,11 @@ def join_tokens(
     wanted = min(batch_size, witness.sequences or batch_size)
     found = Joined(choices.tokens.new_empty(0, positions), choices.open.new_empty(0), guess.mean.new_empty(0))
     seeded = torch.zeros_like(choices.open)
+    # Many sequences have ended at a position: that one has says nothing of which it is.
+    told = choices.open if witness.padding is None else choices.open & (choices.tokens != witness.padding)
     for _ in range(SEEDINGS):
-        used = (found.ids[found.proven].T[:, None, :] == choices.tokens[:, :, None]).any(2)
-        spare = choices.open & ~used
+        used = told & (found.ids[found.proven].T[:, None, :] == choices.tokens[:, :, None]).any(2)
+        spare = told & ~used
         place, slots = _seeds(spare & ~seeded)
         if not len(slots):
             break

@@ -20,6 +20,16 @@ class TokenPlaces:
         """Which of them stand there."""
         return (self.place == position).nonzero()[:, 0]
 
+    def padded(self, padding: int | None, positions: int) -> "TokenPlaces":
+        """With the token that stands behind the end of a sequence, at every position but the first."""
+        if padding is None:
+            return self
+        place = torch.arange(1, positions, device=self.place.device)
+        own = self.token != padding
+        return TokenPlaces(
+            torch.cat([self.token[own], torch.full_like(place, padding)]), torch.cat([self.place[own], place])
+        )
+
 
 def likely_places_of(found: Found, positions: int, most: int, *, cut: bool = True) -> TokenPlaces:
     """The likeliest tokens of each position, so many at the most; of all of them, those before the widest gap of distances."""

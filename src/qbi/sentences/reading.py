@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
@@ -57,6 +57,7 @@ def read_sentences(
     length: int,
     batch_size: int,
     feed: Feed | None = None,
+    padding: int | None = None,
     seed: int = 0,
     rounding: float = ROUNDING,
 ) -> ReadSentences:
@@ -69,6 +70,7 @@ def read_sentences(
         length: positions of a sequence.
         batch_size: sequences in the batch.
         feed: how ids become the model's inputs; the ids alone, if nothing is said.
+        padding: the token that stands behind the end of shorter sequences, and that the feed's mask hides; none, if all are as long.
         seed: of random directions.
         rounding: the relative error of what was sent.
 
@@ -79,6 +81,8 @@ def read_sentences(
     device = next(iter(gradients.values())).device
     draws = torch.Generator().manual_seed(seed)
     probe = torch.randint(vocabulary, (2 if length != 2 else 3, length), generator=draws).to(device)
+    if padding is not None:
+        probe[probe == padding] = (padding + 1) % vocabulary
     groups = [g for g in arrivals.groups(probe) if all(w in gradients for w in g.weights)]
     if not groups:
         raise CannotRead("no trained linear map sees the positions of this model one by one.")
@@ -103,7 +107,8 @@ def read_sentences(
         second, later = max(spans, key=lambda pair: pair[1].width - pair[1].rank)
         search = PrefixSearch(arrivals, second, later, tokens, allowed[tokens], draws)
         sequences = [tuple(row.tolist()) for row in search.grow(length, batch_size)]
-        proven = [len(row) == len(sequences[0]) for row in sequences]
+        # Where lengths differ, a sequence ends where nothing continues it.
+        proven = [padding is not None or len(row) == len(sequences[0]) for row in sequences]
         used: tuple[str, ...] = (first.name, second.name)
     else:
         second, later = _telling(arrivals, spans, tokens, length, batch_size)
@@ -112,6 +117,7 @@ def read_sentences(
         behind = [*mixing, *groups[LATER:]]
         witness = find_witness(arrivals, behind, gradients, probe, batch_size, rounding, draws)
         witness = witness or witness_of(second, later, torch.arange(length, device=device), draws)
+        witness = replace(witness, padding=padding)
         joined = _joined(arrivals, witness, found, length, batch_size, draws)
         sequences, proven = [tuple(row) for row in joined.ids.tolist()], joined.proven.tolist()
         used = tuple(dict.fromkeys((first.name, second.name, witness.group.name)))
@@ -132,9 +138,9 @@ def _joined(
 ) -> Joined:
     """Sequences of an encoder, from the likeliest tokens of each position; from more of them where some are missing."""
     wanted = min(batch_size, witness.sequences or batch_size)
-    likely = likely_places_of(found, length, 2 * batch_size)
+    likely = likely_places_of(found, length, 2 * batch_size).padded(witness.padding, length)
     joined = join_tokens(arrivals, witness, likely, length, batch_size, draws)
-    wide = likely_places_of(found, length, 2 * batch_size, cut=False)
+    wide = likely_places_of(found, length, 2 * batch_size, cut=False).padded(witness.padding, length)
     proven, few = int(joined.proven.sum()), len(wide.token) <= WIDE
     if len(wide.token) > len(likely.token) and proven < (wanted if few else wanted / 2):
         joined = joined.with_more(join_tokens(arrivals, witness, wide, length, batch_size, draws))

@@ -32,6 +32,8 @@ class Witness:
     places: Int[Tensor, " p"]
     bucket: Int[Tensor, " n"] | None = field(repr=False)
     sign: Float[Tensor, " n"] | None = field(repr=False)
+    padding: int | None = None
+    """The token behind the end of a sequence: nothing comes back to its positions."""
 
     @property
     def sequences(self) -> int | None:
@@ -46,7 +48,14 @@ class Witness:
         for own in ids.split(max(1, AT_ONCE // ids.shape[1])):
             arrived = arrivals.at(self.group, own)[:, self.places]
             outside = self.span.rest(arrived)
-            passed = (self.span.misses(arrived) <= TIMES).all(1)
+            passed = self.span.misses(arrived) <= TIMES
+            if self.padding is not None:
+                ended = own == self.padding
+                passed |= ended[:, self.places]
+                outside = outside.masked_fill(ended[:, self.places, None], 0.0)
+                # It stands behind the last token, and nowhere else.
+                passed &= ~(ended[:, :-1] & ~ended[:, 1:]).any(1, keepdim=True)
+            passed = passed.all(1)
             parts.append((self._folded(outside.flatten(1)), passed, outside.norm(dim=2).square().mean(1).sqrt()))
         rests, passes, far = (torch.cat(own) for own in zip(*parts, strict=True))
         return rests, passes, far
