@@ -1,7 +1,9 @@
 """The linear decoder: against the textbook, at both shapes, and for images too large for it."""
 
 import torch
+from torch import nn
 
+from qbi.pictures import Prefix
 from qbi.pictures.decoder import Decoder
 from qbi.pictures.linear import STRENGTHS, columns, columns_of, principal, shrinking, solve
 
@@ -47,7 +49,8 @@ def test_large_images_are_decoded_small_and_brought_back():
     assert shrinking(400, (3, 32, 32)) == 1
     times = shrinking(2048, (3, 224, 224))
     assert times > 1
-    decoder = Decoder(2048, (3, 224, 224), 0, directions=2)
+    decoder = Decoder(2048, (3, 224, 224), directions=2)
     assert decoder.weights.numel() <= 50_000_000
-    assert decoder(torch.zeros(1, 2048)).shape == (1, 3, 224, 224)
+    layers = Prefix(nn.Sequential(nn.Flatten(), nn.Linear(3, 2)), "1")  # a linear decoder does not ask them
+    assert decoder(torch.zeros(1, 2048), layers).shape == (1, 3, 224, 224)
     assert decoder.errors(torch.ones(1, 2)).shape == (1, 3, 224, 224)

@@ -24,6 +24,7 @@ def decoder_for(
     *,
     steps: int,
     width: int,
+    stages: int,
     seed: int,
     progress: Callable[[float], None] | None = None,
 ) -> Decoder:
@@ -31,17 +32,17 @@ def decoder_for(
     from safetensors.torch import load, save
 
     digest = hashlib.sha256(images.cpu().contiguous().numpy().tobytes()).hexdigest()[:12]
-    path = folder() / f"{prefix.fingerprint(images[:2])}-{digest}-{steps}-{width}-{seed}.safetensors"
+    path = folder() / f"{prefix.fingerprint(images[:2])}-{digest}-{steps}-{width}-{stages}-{seed}.safetensors"
     shape = (int(images.shape[1]), int(images.shape[2]), int(images.shape[3]))
     if path.exists():
         try:
             state = load(path.read_bytes())
-            kept = Decoder(features_of(prefix, images[:1]).shape[1], shape, width, len(state["directions"]))
+            kept = Decoder(features_of(prefix, images[:1]).shape[1], shape, width, stages, len(state["directions"]))
             kept.load_state_dict(state)
             return kept.to(images.device).eval()
         except Exception:
             path.unlink(missing_ok=True)
-    made = learn_decoder(prefix, images, steps=steps, width=width, seed=seed, progress=progress)
+    made = learn_decoder(prefix, images, steps=steps, width=width, stages=stages, seed=seed, progress=progress)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, save({n: v.cpu().contiguous() for n, v in made.state_dict().items()}))

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 STEPS = 4
 DAMPING = 0.6
 """The part of a step that is taken, after the first: pieces change on the way."""
-DOUBTS, LEAST_DOUBT = (0.3, 1.0, 3.0, 10.0), 1e-5
+DOUBTS, LEAST_DOUBT = (0.3, 1.0, 3.0, 10.0, torch.inf), 1e-5
 """What is put down to pieces that change: so many times how far off the features of the decoder's pictures are, squared, and at least a part
-of the mean feature's variance, since one that was silent on every image may speak now. Which of them a decoder takes is found on images
-that it was not learned on."""
-TRIED_ON, FEW_STEPS, FEW_DIRECTIONS = 8, 2, 256
+of the mean feature's variance, since one that was silent on every image may speak now; without end, where the decoder's own pictures are best left alone. Which of them a
+decoder takes is found on images that it was not learned on."""
+TRIED_ON, FEW_STEPS, FEW_DIRECTIONS = 16, 2, 256
 """Images that choose it, and a fit that takes a fraction of a second for each."""
 AT_ONCE = 1024
 """Images that pass the layers at a time."""
@@ -51,7 +51,9 @@ def fit_pictures(
         directions: how many of the decoder's are followed, those in which it errs most; all of them unless said. Time grows with them.
     """
     with torch.no_grad():
-        start = decoder(features).float().clamp(low, high)
+        start: Tensor = decoder(features, prefix).float().clamp(low, high)
+        if bool(decoder.doubt.isinf()):
+            return start
         unit = torch.eye(len(decoder.directions), device=start.device)
         moves = decoder.errors(unit[:directions])
         certain = 1 / (decoder.doubt * decoder.strays.square() + LEAST_DOUBT * decoder.spread.square().mean())
