@@ -3,12 +3,14 @@
 import json
 import sqlite3
 from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
+import mutants
 import qbi.private.ledger
 from qbi import Ledger, Private
 from qbi.attacks import QBI
@@ -22,6 +24,16 @@ from qbi.lab.reproduce.workplace import Workplace
 from qbi.metrics.guess import best_guess
 from qbi.private.site import Reply, SiteSettings, guarded_round
 from qbi.randomness import generator
+
+
+def test_every_planted_fault_can_still_be_planted():
+    """A list that has gone stale tests nothing."""
+    here = Path(__file__).parent
+    for file, before, after, tests in mutants.FAULTS:
+        assert before in (here.parent / "src/qbi" / file).read_text(encoding="utf-8"), (file, before)
+        assert before != after
+        assert list(here.rglob(tests.split("/")[-1].split("::")[0])), tests
+
 
 # The ledger.
 

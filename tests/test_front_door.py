@@ -132,16 +132,17 @@ for x, y in private.batches((torch.randn(8, 4), torch.arange(8) % 2), batch_size
 from qbi.auditing import audit
 assert not any(m.startswith("qbi.lab") for m in sys.modules), "the laboratory was imported"
 from qbi.cli import main
-main()
+for arguments in (sys.argv, ["qbi", "frontier", "--help"]):
+    sys.argv = arguments
+    try:
+        main()
+    except SystemExit as ended:
+        assert not ended.code
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "out/audit/report.html").exists()
-    plots = code.replace(
-        '"audit", "--size", "12", "--neurons", "40", "--batch-size", "6", "--batches", "1", "--layers", "fc1", "--no-decode"',
-        '"frontier", "--help"',
-    )
-    assert subprocess.run([sys.executable, "-c", plots], cwd=tmp_path, capture_output=True, check=False).returncode == 0
+    assert "Examples" in done.stdout
 
 
 @pytest.mark.long

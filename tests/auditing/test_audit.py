@@ -494,7 +494,6 @@ def test_an_audit_says_nothing_of_how_samples_were_run(place, qbi_here, tmp_path
         logging.getLogger("qbi.private").removeHandler(handler)
 
 
-@pytest.mark.serial
 def test_the_report_in_a_browser(place, tmp_path):
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     chromium = next((p for p in ("/usr/bin/chromium", "/usr/bin/chromium-browser") if Path(p).exists()), None)

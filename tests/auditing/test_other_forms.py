@@ -68,6 +68,7 @@ def test_a_model_card_names_what_was_not_tested():
     assert "| server |" not in card
 
 
+@pytest.mark.long
 def test_the_command_writes_it(qbi_here, tmp_path):
     small = ("--size", 8, "--neurons", 20, "--batch-size", 4, "--batches", 1, "--no-defences", "--no-decode")
     code, _ = qbi_here("audit", *small, "--format", "model-card", "--out", tmp_path)

@@ -66,7 +66,6 @@ def test_side_information_stands_in_the_page(page):
     assert "labels" in page
 
 
-@pytest.mark.serial
 def test_the_first_screen_says_what_is_seen_how_bad_it_is_and_what_to_do(opened):
     first = opened.locator(".first")
     assert first.locator("h2").all_inner_texts() == ["What a server can see", "How bad it is", "What to do"]
@@ -77,7 +76,6 @@ def test_the_first_screen_says_what_is_seen_how_bad_it_is_and_what_to_do(opened)
     assert re.fullmatch(r"[\d.]+ %", first.locator(".key dd").first.inner_text())
 
 
-@pytest.mark.serial
 def test_every_number_in_a_table_has_its_meaning_and_the_keyboard_reaches_it(opened):
     cells = opened.locator("td").evaluate_all(
         "cells => cells.filter(c => /^[\\d.]+( [×±] [\\d.]+)?( %)?$/.test(c.textContent.trim())).map(c => c.title)"
@@ -100,7 +98,6 @@ def test_every_number_in_a_table_has_its_meaning_and_the_keyboard_reaches_it(ope
     assert opened.locator("#means").is_visible()
 
 
-@pytest.mark.serial
 def test_on_paper_sliders_are_tables_and_all_is_on_white(opened):
     assert opened.locator(".printed").is_hidden()
     opened.emulate_media(media="print", color_scheme="dark")
@@ -110,7 +107,6 @@ def test_on_paper_sliders_are_tables_and_all_is_on_white(opened):
     assert opened.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
 
 
-@pytest.mark.serial
 @pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
 def test_a_page_is_printed_whole_and_nothing_is_left_behind(page, tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
@@ -182,7 +178,6 @@ def test_where_a_browser_fails_all_else_is_written(tmp_path, monkeypatch, qbi_he
     assert not (tmp_path / "out/audit/report.pdf").exists()
 
 
-@pytest.mark.serial
 @pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
 def test_the_command_writes_the_report_on_paper(tmp_path, monkeypatch, qbi_here):
     monkeypatch.chdir(tmp_path)

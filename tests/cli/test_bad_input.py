@@ -75,7 +75,7 @@ class Leaving(nn.Module):
 """
 TABLE = torch.randn(60, 20, generator=torch.Generator().manual_seed(0))
 LABELS = torch.arange(60) % 3
-QUICK = ("--attack", "qbi", "--batches", 1, "--batch-size", 4, "--no-defences")
+QUICK = ("--attack", "qbi", "--batches", 1, "--batch-size", 4, "--no-defences", "--no-decode")
 
 
 @pytest.fixture(scope="module")
@@ -227,6 +227,7 @@ def test_two_writers_prepare_the_same_data_once_each(tmp_path, monkeypatch):
     assert [p.name for p in (tmp_path / "c").iterdir()] == [places[0].name]
 
 
+@pytest.mark.long
 def test_a_model_that_prints_leaves_json_whole(place, tmp_path):
     arguments = map(str, [*table("Loud"), "--json", "--out", tmp_path])
     done = subprocess.run(
@@ -269,6 +270,7 @@ def test_the_best_case_of_samples_that_are_all_the_same():
     assert server.errors(same[:3], 0.1, generator(0, "a")).tolist() == [0, 0, 0]
 
 
+@pytest.mark.long
 def test_folders_of_tif_images(tmp_path, qbi_here, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "scans").mkdir()
@@ -335,7 +337,6 @@ def test_spreads_are_those_that_samples_are_judged_in():
     )
 
 
-@pytest.mark.serial
 def test_every_cell_of_the_report_is_readable_on_a_phone(place, qbi_here, monkeypatch, tmp_path):
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     chromium = next((p for p in ("/usr/bin/chromium", "/usr/bin/chromium-browser") if Path(p).exists()), None)

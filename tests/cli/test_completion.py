@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 BASH = shutil.which("bash") or ""
-pytestmark = [pytest.mark.serial, pytest.mark.skipif(not BASH, reason="bash is not installed")]
+pytestmark = pytest.mark.skipif(not BASH, reason="bash is not installed")
 SOURCE = str(Path(__file__).parents[2] / "src")
 
 

@@ -56,11 +56,13 @@ def png(width, height):
 
 
 @pytest.mark.parametrize(("width", "height"), [(1, 4_000_000), (1_000_000, 1)])
+@pytest.mark.long
 def test_absurd_pictures(tmp_path, width, height):
     (tmp_path / "a.png").write_bytes(png(width, height))
     one_sentence(limited("audit", "--data", ".", cwd=tmp_path))
 
 
+@pytest.mark.long
 def test_bombs_are_not_unpacked(tmp_path):
     with (
         zipfile.ZipFile(tmp_path / "a.zip", "w", zipfile.ZIP_DEFLATED) as archive,
@@ -206,6 +208,7 @@ def test_a_full_disk_in_mid_run_is_one_sentence(tmp_path):
     assert store.facts() == {"kept": "yes"}
 
 
+@pytest.mark.long
 def test_an_earlier_runs_pictures_do_not_stay(tmp_path, qbi_here):
     out = tmp_path / "o"
     arguments = (

@@ -8,7 +8,6 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from command import qbi
 from qbi.attacks import PAIRS, QBI, Imprint, TrapWeights, mount
 from qbi.carrier import flat
 from qbi.data.images import normalised
@@ -113,17 +112,17 @@ def test_the_command_says_which_layer_and_exits_with_one(photos, tmp_path, qbi_h
     assert '"detector": "identity kernels"' in qbi_here("inspect", "crafted.pt", "--json")[1]
 
 
-def test_a_nested_checkpoint_is_looked_into(photos, tmp_path):
+def test_a_nested_checkpoint_is_looked_into(photos, tmp_path, qbi_here):
     torch.manual_seed(0)
     crafted = mount(
         image_cnn(photos.shape, 40), QBI(20), normalised(photos, slice(0, 2)), generator(0)
     ).model.state_dict()
     torch.save({"epoch": 1, "model": {"net": crafted}}, tmp_path / "nested.pt")
-    assert qbi("inspect", "nested.pt", cwd=tmp_path).returncode == 1
+    assert qbi_here("inspect", tmp_path / "nested.pt")[0] == 1
     torch.save({"epoch": 1}, tmp_path / "empty.pt")
-    done = qbi("inspect", "empty.pt", cwd=tmp_path)
-    assert done.returncode == 2
-    assert "nothing to inspect" in done.stderr
+    code, said = qbi_here("inspect", tmp_path / "empty.pt")
+    assert code == 2
+    assert "nothing to inspect" in said
 
 
 class Exploit:

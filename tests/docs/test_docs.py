@@ -48,6 +48,7 @@ def test_eight_altered_numbers_of_a_page_are_noticed(name):
         assert render.wrong_with(name, altered(text, number)), number
 
 
+@pytest.mark.long
 def test_every_number_in_prose_is_noticed():
     """Those that stand in no marker: every one of them, on every page."""
     missed = []

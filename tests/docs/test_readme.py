@@ -60,7 +60,7 @@ def test_every_number_is_rendered():
 
 
 def test_it_leads_with_the_batch_and_says_what_it_is_for():
-    assert README.index("docs/figures/honest-batch.png") < README.index("## Install")
+    assert README.index("docs/figures/quickstart-batch.png") < README.index("## Install")
     assert README.count("![") == 1
     assert "auditing one's own systems" in README
     for wanted in ("pip install .\n", "pip install qbi\n", "make demo", "make test", "qbi audit "):

@@ -78,7 +78,6 @@ def test_a_wheel_that_lacks_a_template_or_has_an_older_one_is_found(tmp_path):
     assert release.main(["--wheel"]) == 1
 
 
-@pytest.mark.serial
 @pytest.mark.skipif(find_spec("hatchling") is None, reason="hatchling is not installed")
 def test_the_wheel_that_is_built_is_whole(tmp_path):
     code = f"import hatchling.build as b; print(b.build_wheel({str(tmp_path)!r}))"

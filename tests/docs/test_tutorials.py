@@ -19,7 +19,7 @@ from published import missing
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs/tutorials").glob("*.ipynb"))
 NEEDS = {"01": "torchvision", "02": "transformers", "04": "flwr", "05": "nvflare", "08": "matplotlib"}
-STARTS_PROCESSES, QUICK = {"04", "05", "08"}, {"03"}
+STARTS_PROCESSES = {"04", "05", "08"}
 LARGEST = 300_000
 MOST_WORDS = 30
 
@@ -27,7 +27,7 @@ MOST_WORDS = 30
 def cases():
     for page in PAGES:
         number = page.name[:2]
-        marks = [] if number in QUICK else [pytest.mark.long, pytest.mark.timeout(400)]
+        marks = [pytest.mark.long, pytest.mark.timeout(400)]
         marks += [pytest.mark.serial] if number in STARTS_PROCESSES else []
         yield pytest.param(page, id=page.stem, marks=marks)
 
@@ -51,6 +51,7 @@ def test_a_tutorial_runs(page):
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.long
 def test_what_executes_tutorials_keeps_outputs_and_stops_at_a_cell_that_fails(tmp_path):
     sources = ["from pathlib import Path\nprint(Path.home())", "1 + 1", "2 + 2;", "assert 1 == 2"]
     made = [{"cell_type": "code", "source": [text], "outputs": []} for text in sources]

@@ -38,7 +38,6 @@ def browser():
         yield found
 
 
-@pytest.mark.serial
 @pytest.mark.parametrize("view", VIEWS)
 def test_expected_shares_are_those_of_the_theory(browser, tmp_path, view):
     found = shown(browser, built(tmp_path, "attacks", "recall.js"), view)
@@ -72,7 +71,6 @@ def test_expected_shares_are_those_of_the_theory(browser, tmp_path, view):
     found.is_clean()
 
 
-@pytest.mark.serial
 @pytest.mark.parametrize("view", VIEWS)
 def test_each_level_shows_its_own_strips(browser, tmp_path, view):
     found = shown(browser, built(tmp_path, "guard", "bits.js"), view)
@@ -105,7 +103,6 @@ def looks_like(screenshot, row):
     return errors[row] == min(errors)
 
 
-@pytest.mark.serial
 @pytest.mark.parametrize(("name", "script"), [("attacks", "recall.js"), ("guard", "bits.js")])
 def test_without_scripts_the_table_is_there(browser, tmp_path, name, script):
     page = shown(browser, built(tmp_path, name, script), "phone", scripts=False).page

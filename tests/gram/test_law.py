@@ -94,7 +94,7 @@ def test_pairs_against_the_algorithm_to_the_letter(pairs_setting):
     assert differ(real, naive) > REJECT
 
 
-@pytest.mark.parametrize("scale", [0.97, 0.99])
+@pytest.mark.parametrize("scale", [0.97, pytest.param(0.99, marks=pytest.mark.long)])
 def test_trap_weights_in_law(cifar, scale):
     x, neurons, layers = unit_pixels(cifar, slice(0, 30)).flatten(1), 100, 150
     real = direct(TrapWeights(scale), x, neurons, layers, "trap")

@@ -67,6 +67,7 @@ def _orphans(folder):
 
 
 @pytest.mark.serial
+@pytest.mark.long
 def test_a_ray_cluster_gives_the_same_to_the_bit(tmp_path, uninterrupted):
     pytest.importorskip("ray", reason="the ray extra is not installed")
     done = qbi(*ITEM, "--engine", "ray", "--out", "r", cwd=tmp_path)

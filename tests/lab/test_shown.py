@@ -9,6 +9,7 @@ from qbi.carrier import flat
 from qbi.data.images import unit_pixels
 from qbi.data.photos import synthetic_photos
 from qbi.lab.measurements import shown
+from qbi.lab.tiles import save_tiles
 
 
 def test_a_crafted_layer_reads_all_without_a_guard_and_nothing_with_one():
@@ -24,7 +25,7 @@ def test_a_crafted_layer_reads_all_without_a_guard_and_nothing_with_one():
 
 def test_tiles_stand_row_by_row(tmp_path):
     tiles = torch.arange(6).view(2, 3, 1, 1, 1).expand(2, 3, 3, 4, 4) / 255
-    shown._save(tmp_path / "grid.png", tiles, scale=2)
+    save_tiles(tmp_path / "grid.png", tiles, scale=2)
     pixels = np.asarray(Image.open(tmp_path / "grid.png"))
     assert pixels.shape == (16, 24, 3)
     assert (pixels[:8, 8:16] == 1).all()

@@ -170,6 +170,7 @@ def silent_head():
 
 
 @pytest.mark.parametrize("model", [SmallViT(), silent_head()], ids=["as initialised", "a head of zeros"])
+@pytest.mark.long
 def test_an_audit_puts_images_together(model):
     asked = {"client": Client(4), "attacks": ["passive"], "batches": 1, "defences": False}
     result = audit(model, PHOTOS, **asked)

@@ -120,6 +120,7 @@ def test_rate_and_distortion():
     assert g.smallest_error(Prior((1.0,), 1.0), 1.0) < one_bit < 1.6 * g.smallest_error(Prior((1.0,), 1.0), 1.0)
 
 
+@pytest.mark.long
 def test_the_prior_of_real_images_predicts_what_was_measured(cifar):
     """σ = 0.1: 17.1 dB by the Wiener filter on CIFAR-10, before it was measured; 19.1 dB at most were these images Gaussian."""
     prior = Prior.of(cifar.pixels.double().flatten(1).numpy() / (255 if cifar.pixels.dtype == torch.uint8 else 1), 1.0)

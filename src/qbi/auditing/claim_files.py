@@ -1,7 +1,7 @@
 """Privacy settings out of a federation's files: NVFlare's jobs and `privacy.json`, Flower's apps, training scripts. Nothing is run."""
 
-import ast
 import json
+import math
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from qbi.auditing.claim_records import PrivacySetting
-from qbi.auditing.claims import MECHANISMS
+from qbi.auditing.claim_scripts import parsed, settings_of, values_of
 from qbi.errors import DataError, first_line
 
 LARGEST = 2**22
@@ -22,11 +22,12 @@ NEVER_RUNS = (
     'for tasks ["*"]: NVFlare 2.9 looks filters up by a task\'s own name, so this one never runs; name the tasks'
 )
 FAILS_OPEN = "results of other kinds, with an error code or without data pass it as they are, and so does their meta (INITIAL_METRICS)"
-MOD = "Mod"
-CONFIG = ("run_config", "cfg", "config")
-"""What a script calls the app's config, by custom; a script that means something else by it is misread, and never to its credit."""
 NVFLARES = ("SVTPrivacy", "PercentilePrivacy", "ExcludeVars")
-IN_NO_APP = "no app of this file has it among its mods: it never runs"
+AT_SERVER = "it stands in the server's own config: the server has every update before that, so against the server nothing is bounded"
+INWARD = "for what comes in: it never sees what leaves"
+NO_TASK = "for no task by name: it never runs"
+OTHER_KINDS = "told to look at some kinds of data alone: updates of the other kinds pass it as they are"
+WHOLE = {"WEIGHTS", "WEIGHT_DIFF"}
 SITE = "a site's filter: the simulator does not run it"
 
 
@@ -41,31 +42,32 @@ def settings_in(path: Path) -> list[PrivacySetting]:
         if file.suffix == ".json":
             found += _in_json(file)
         elif file.suffix == ".py":
-            found += _in_script(file, config)
+            found += settings_of(parsed(file, _text(file)), str(file), config)
         elif file.suffix in FORMS and file.stem.startswith(("config_fed", "privacy")):
             raise DataError(f"{file}: files of this form are not read, and it may hold filters; write it as JSON.")
     return found
 
 
-def _tree(file: Path) -> ast.Module:
-    try:
-        return ast.parse(_text(file))
-    except (SyntaxError, ValueError, RecursionError) as problem:
-        raise DataError(f"{file}: no Python that can be read ({first_line(problem)}).") from problem
-
-
-def rounds_in(path: Path) -> int | None:
-    """The largest number of rounds that the files say, where they say one."""
+def rounds_in(path: Path) -> tuple[int | None, bool]:
+    """The largest number of rounds that the files say, where they say one; and whether every one that they say could be read."""
     config = _app_config(path if path.is_dir() else path.parent)
     said = [value for name, value in config.items() if name in ROUNDS]
     for file in [path] if path.is_file() else _files(path):
         if file.suffix == ".json":
             said += [node[name] for node in _nodes(_json(file)) for name in ROUNDS if name in node]
         elif file.suffix == ".py":
-            found = (k for k in ast.walk(_tree(file)) if isinstance(k, ast.keyword) and k.arg in ROUNDS)
-            said += [k.value.value for k in found if isinstance(k.value, ast.Constant)]
-    numbers = [int(v) for v in said if not isinstance(v, bool) and str(v).isdigit()]
-    return max(numbers, default=None)
+            said += values_of(parsed(file, _text(file)), ROUNDS, config)
+    numbers = [_count(value) for value in said]
+    return max((n for n in numbers if n is not None), default=None), None not in numbers
+
+
+def _count(value: Any) -> int | None:
+    """A number of rounds, however it is written; None where it is none."""
+    try:
+        number = math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return math.ceil(number) if 0 < number < math.inf else None
 
 
 def _files(folder: Path) -> list[Path]:
@@ -109,17 +111,24 @@ def _in_json(file: Path) -> Iterator[PrivacySetting]:
         return
     for chain in _listed(document, "task_result_filters"):
         tasks = chain.get("tasks", [])
-        star = (NEVER_RUNS,) if isinstance(tasks, list) and "*" in tasks else ()
+        idle = NEVER_RUNS if isinstance(tasks, list) and "*" in tasks else NO_TASK if not tasks else ""
+        idle = AT_SERVER if "server" in file.stem else idle
+        idle = idle or (INWARD if str(chain.get("direction", "out")).lower() not in ("out", "inout") else "")
         for part in _listed(chain, "filters"):
-            for found in _of_filter(file, part, (*star, FAILS_OPEN)):
-                yield replace(found, runs=not star)
+            for found in _of_filter(file, part, (FAILS_OPEN,)):
+                yield replace(found, remarks=(idle, *found.remarks), runs=False) if idle else found
 
 
 def _of_filter(file: Path, part: Mapping[str, Any], remarks: tuple[str, ...]) -> Iterator[PrivacySetting]:
     place, _, name = str(part.get("path", part.get("name", ""))).rpartition(".")
     arguments = part.get("args", {})
     if name in NVFLARES and place.partition(".")[0] in ("nvflare", ""):
-        yield PrivacySetting(str(file), name, arguments if isinstance(arguments, dict) else {}, remarks)
+        given = arguments if isinstance(arguments, dict) else {}
+        kinds = given.get("data_kinds")
+        idle = [OTHER_KINDS] if kinds and not (isinstance(kinds, list) and {*map(str, kinds)} >= WHOLE) else []
+        if str(part.get("direction", "out")).lower() not in ("out", "inout"):
+            idle.append(INWARD)
+        yield PrivacySetting(str(file), name, given, (*idle, *remarks), runs=not idle)
 
 
 def _listed(node: Any, name: str) -> Iterator[dict[str, Any]]:
@@ -149,80 +158,3 @@ def _app_config(folder: Path) -> dict[str, Any]:
             if node:
                 return dict(node)
     return {}
-
-
-def _in_script(file: Path, config: Mapping[str, Any]) -> Iterator[PrivacySetting]:
-    tree = _tree(file)
-    known = _numbers(tree, config)
-    used = _among_mods(tree)
-    order = {"LocalDpMod": ("clipping_norm", "sensitivity", "epsilon", "delta")}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call):
-            name = _name(node.func)
-            if name in MECHANISMS and name != "Opacus":
-                arguments = dict(zip(order.get(name, ()), (_value(a, known, config) for a in node.args), strict=False))
-                arguments |= {k.arg: _value(k.value, known, config) for k in node.keywords if k.arg}
-                if any(k.arg is None for k in node.keywords) or any(isinstance(a, ast.Starred) for a in node.args):
-                    arguments = {}
-                numbers = {k: v for k, v in arguments.items() if v is not None}
-                runs = not name.endswith(MOD) or id(node) in used
-                yield PrivacySetting(f"{file}:{node.lineno}", name, numbers, () if runs else (IN_NO_APP,), runs)
-        elif isinstance(node, ast.keyword) and node.arg == "mods" and isinstance(node.value, ast.List):
-            for mod in node.value.elts:
-                if isinstance(mod, ast.Name | ast.Attribute) and (name := _name(mod)) in MECHANISMS:
-                    yield PrivacySetting(f"{file}:{mod.lineno}", name, {})
-
-
-def _numbers(tree: ast.Module, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Names that stand for one number. One that is bound twice, in whatever way, stands for none: files are read, not run."""
-    bound = [n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Load)]
-    bound += [n.arg for n in ast.walk(tree) if isinstance(n, ast.arg)]
-    imported = [n for n in ast.walk(tree) if isinstance(n, ast.Import | ast.ImportFrom)]
-    bound += [a.asname or a.name for n in imported for a in n.names]
-    known: dict[str, Any] = {}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
-            name = node.targets[0].id
-            if bound.count(name) == 1 and "*" not in bound:
-                known[name] = _value(node.value, known, config)
-    return known
-
-
-def _among_mods(tree: ast.Module) -> set[int]:
-    """Calls that stand in an app's list of mods, or whose name does."""
-    lists = [n.value for n in ast.walk(tree) if isinstance(n, ast.keyword) and n.arg == "mods"]
-    inside = [part for value in lists for part in ast.walk(value)]
-    names = {n.id for n in inside if isinstance(n, ast.Name)}
-    assigned = [
-        n.value
-        for n in ast.walk(tree)
-        if isinstance(n, ast.Assign) and any(isinstance(t, ast.Name) and t.id in names for t in n.targets)
-    ]
-    return {id(n) for n in (*inside, *assigned) if isinstance(n, ast.Call)}
-
-
-def _name(node: ast.expr) -> str:
-    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
-
-
-def _value(node: ast.expr, known: Mapping[str, Any], config: Mapping[str, Any]) -> Any:
-    """A number that stands there, is the value of a name, or is looked up in the app's config; None for anything else."""
-    if isinstance(node, ast.Constant):
-        return None if isinstance(node.value, bool) else node.value
-    if isinstance(node, ast.Name):
-        return known.get(node.id)
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        inner = _value(node.operand, known, config)
-        return -inner if isinstance(inner, int | float) else None
-    if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant) and _name(node.value) in CONFIG:
-        return config.get(str(node.slice.value))
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "get" and node.args:
-        key = node.args[0]
-        asked = _name(node.func.value) in CONFIG and isinstance(key, ast.Constant)
-        return config.get(str(key.value)) if asked and isinstance(key, ast.Constant) else None
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and len(node.args) == 1:
-        inner = _value(node.args[0], known, config)
-        kinds: dict[str, type] = {"float": float, "int": int}
-        kind = kinds.get(node.func.id)
-        return kind(inner) if kind is not None and isinstance(inner, int | float) else None
-    return None

@@ -8,7 +8,7 @@ import typer
 from rich.table import Table
 
 from qbi.cli.common import Json, announce, console, plain
-from qbi.errors import BadValue, DataError, QbiError
+from qbi.errors import BadValue, DataError, QbiError, number_in
 from qbi.files import to_json
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def claims(
             help="An NVFlare job or privacy.json, a Flower app, a script; left out, numbers of Opacus by hand."
         ),
     ] = None,
-    rounds: Annotated[int | None, typer.Option(min=1, help="Rounds of the federation, where no file says it.")] = None,
+    rounds: Annotated[int | None, typer.Option(min=1, help="Rounds of the federation; files may say more.")] = None,
     parameters: Annotated[int | None, typer.Option(min=1, help="Parameters of the model.")] = None,
     model: Annotated[Path | None, typer.Option(help="A checkpoint, to count its parameters.")] = None,
     noise_multiplier: Annotated[float | None, typer.Option(min=0, help="Opacus: noise relative to the clip.")] = None,
@@ -71,6 +71,7 @@ def claims(
             raise BadValue(
                 f"--{missing[0].replace('_', '-')}: it is missing; Opacus' ε follows from noise, rate and steps."
             )
+        number_in("--noise-multiplier", max(noise_multiplier, 1e-300), most=1e6)
         found.append(PrivacySetting("by hand", "Opacus", {**by_hand, "delta": delta}))
     if not found:
         raise DataError(
@@ -78,16 +79,25 @@ def claims(
         )
     if model is not None:
         parameters = sum(v.numel() for v in load_parameters(model).values())
-    stated = rounds or (rounds_in(path) if path is not None else None)
-    times = stated or 1
+    filed, complete = rounds_in(path) if path is not None else (None, True)
+    stated = rounds is not None or (filed is not None and complete)
+    times = max(rounds or 1, filed or 1)  # the larger: fewer rounds than the files say are not to a setting's credit
     judged = [worth(setting, Circumstances(times, parameters)) for setting in found]
     readings = _read(judged, read, data, size, batch_size) if read is not None else []
     if json:
-        typer.echo(to_json({"rounds": times, "settings": [w.document() for w in judged], "read": readings}), nl=False)
+        typer.echo(
+            to_json(
+                {"rounds": times, "rounds_stated": stated, "settings": [w.document() for w in judged], "read": readings}
+            ),
+            nl=False,
+        )
     else:
         _show(judged, times)
-        if stated is None:
-            console.print("No file says how many rounds there are; one is counted. Give --rounds.")
+        if not stated:
+            counted = "one is" if times == 1 else f"{times:,} are"
+            console.print(
+                f"Files do not say, in a number that can be read, how many rounds there are; {counted} counted. Give --rounds."
+            )
         for one in readings:
             console.print(f"{plain(one['place'])}, {one['mechanism']}, of {batch_size} images:", highlight=False)
             for server, said in one["read"].items():

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, jvp
 from torch.nn import functional as F
 
+from qbi.lab.networks import NormedBlock
 from qbi.metrics import CLEAR, RECOGNISABLE
-from qbi.pictures.decoder import ResidualBlock
 from qbi.private.defence import PrivateStep
 from qbi.private.goal import Budget
 from qbi.private.planning import find_plan
@@ -34,15 +34,15 @@ class Code(nn.Module):
         super().__init__()
         w1, w2, w3 = width, 2 * width, 4 * width
         self.encode = nn.Sequential(
-            nn.Conv2d(3, w1, 3, padding=1), ResidualBlock(w1),
-            nn.Conv2d(w1, w2, 4, 2, 1), ResidualBlock(w2), ResidualBlock(w2),
-            nn.Conv2d(w2, w3, 4, 2, 1), ResidualBlock(w3), ResidualBlock(w3),
+            nn.Conv2d(3, w1, 3, padding=1), NormedBlock(w1),
+            nn.Conv2d(w1, w2, 4, 2, 1), NormedBlock(w2), NormedBlock(w2),
+            nn.Conv2d(w2, w3, 4, 2, 1), NormedBlock(w3), NormedBlock(w3),
             nn.Flatten(), nn.Linear(64 * w3, CODE),
         )  # fmt: skip
         self.decode = nn.Sequential(
-            nn.Linear(CODE, 64 * w3), nn.Unflatten(1, (w3, 8, 8)), ResidualBlock(w3), ResidualBlock(w3),
-            nn.ConvTranspose2d(w3, w2, 4, 2, 1), ResidualBlock(w2), ResidualBlock(w2),
-            nn.ConvTranspose2d(w2, w1, 4, 2, 1), ResidualBlock(w1), nn.Conv2d(w1, 3, 3, padding=1),
+            nn.Linear(CODE, 64 * w3), nn.Unflatten(1, (w3, 8, 8)), NormedBlock(w3), NormedBlock(w3),
+            nn.ConvTranspose2d(w3, w2, 4, 2, 1), NormedBlock(w2), NormedBlock(w2),
+            nn.ConvTranspose2d(w2, w1, 4, 2, 1), NormedBlock(w1), nn.Conv2d(w1, 3, 3, padding=1),
         )  # fmt: skip
 
     def through(self, x: Tensor, noise: float) -> Tensor:

@@ -20,12 +20,14 @@ from qbi.private.defence import PrivateStep
 from qbi.private.goal import Budget
 from qbi.randomness import derive_seed, generator
 
-NETWORKS: dict[str, tuple[Callable[[], nn.Module], int]] = {
-    "LeNet (Zhu)": (LeNetZhu, 10),
-    "FedAvg's CNN": (FedAvgNet, 10),
-    "ResNet-18": (resnet18, 3),
+NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = {
+    "LeNet (Zhu)": (LeNetZhu, (1, 2, 4, 8), 10),
+    "FedAvg's CNN": (FedAvgNet, (1, 2, 4, 8), 4),
+    "ResNet-18": (resnet18, (1, 4), 2),
 }
-"""A network for 32×32 images, and how many batches of each size are tried; all as they are initialised."""
+"""A network for 32×32 images, the sizes of its batches, and how many of each are tried; all as they are initialised."""
+PUT_TO_THE_TEST, PRIVATE = "LeNet (Zhu)", 2
+"""The network of which another image and the private step are tried, the latter on so many batches."""
 
 PUBLISHED = Effort(steps=4800, restarts=1, rate=0.1, smooth=0.01)
 """The settings of Geiping et al. (arXiv 2003.14053) for an untrained LeNet."""
@@ -56,17 +58,16 @@ class MatchTask:
 
 def settings() -> Iterator[MatchTask]:
     """One for each row of the table, the quick ones first."""
-    for network in NETWORKS:
-        for size in (1, 2, 4, 8):
-            yield MatchTask(network, size)
-        yield MatchTask(network, 1, other=True)
-        for bits in (72.0, 18.0, 8.0):
-            yield MatchTask(network, 1, bits)
+    for network, (_, sizes, _) in NETWORKS.items():
+        yield from (MatchTask(network, size) for size in sizes)
+    yield MatchTask(PUT_TO_THE_TEST, 1, other=True)
+    yield from (MatchTask(PUT_TO_THE_TEST, 1, bits) for bits in (72.0, 18.0, 8.0))
 
 
 def tasks() -> list[MatchTask]:
     """Every batch of every setting."""
-    return [replace(row, batch=number) for row in settings() for number in range(NETWORKS[row.network][1])]
+    counts = {row: NETWORKS[row.network][2] if row.bits is None else PRIVATE for row in settings()}
+    return [replace(row, batch=number) for row, count in counts.items() for number in range(count)]
 
 
 def one_batch(

@@ -81,6 +81,26 @@ class Block(nn.Module):
         return F.relu(out + self.short(x))
 
 
+class NormedBlock(nn.Module):
+    """Two convolutions behind norms, beside what goes in: what learned servers are built of."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.run = nn.Sequential(
+            nn.GroupNorm(8, width),
+            nn.SiLU(),
+            nn.Conv2d(width, width, 3, padding=1),
+            nn.GroupNorm(8, width),
+            nn.SiLU(),
+            nn.Conv2d(width, width, 3, padding=1),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The same shape."""
+        out: Tensor = x + self.run(x)
+        return out
+
+
 def resnet18() -> nn.Module:
     """ResNet-18 for 32×32 images, with GroupNorm."""
     blocks = [

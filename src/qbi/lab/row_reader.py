@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from qbi.pictures.decoder import ResidualBlock
+from qbi.lab.networks import NormedBlock
 from qbi.randomness import derive_seed, generator
 
 WIDTH, SIZE, PASSES = 24, 64, 2
@@ -19,7 +19,7 @@ class Residue(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.body = nn.Sequential(
-            nn.PixelUnshuffle(2), nn.Conv2d(24, WIDTH, 3, padding=1), ResidualBlock(WIDTH), ResidualBlock(WIDTH),
+            nn.PixelUnshuffle(2), nn.Conv2d(24, WIDTH, 3, padding=1), NormedBlock(WIDTH), NormedBlock(WIDTH),
             nn.Conv2d(WIDTH, 12, 3, padding=1), nn.PixelShuffle(2),
         )  # fmt: skip
         last = self.body[-2]

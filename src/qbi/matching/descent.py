@@ -1,11 +1,14 @@
 """Adam on signed gradients, from noise to images, several times over; the start that ends nearest is kept."""
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 
+from qbi.cuda_graphs import TRIALS, replaying
 from qbi.errors import BadValue
 from qbi.matching.distance import GradientDistance
 from qbi.randomness import generator
@@ -13,8 +16,10 @@ from qbi.randomness import generator
 SLOWER = (3 / 8, 5 / 8, 7 / 8)
 """Parts of the steps after each of which the rate is a tenth of what it was (Geiping et al., arXiv 2003.14053)."""
 
-TIMED = 3
+TIMED, TIMED_ON_GPU = 3, 300
 """Steps that are timed, after a first one that is not."""
+RECORDED = 10
+"""Steps at one rate from which on a GPU replays them as a graph."""
 
 
 @dataclass(frozen=True)
@@ -85,9 +90,10 @@ def seconds_needed(
 ) -> float:
     """How long it would take on this machine, from a few steps that are thrown away."""
     _one(sought, shape, low, high, effort, 1, 0, 0)
+    timed = TIMED_ON_GPU if next(iter(sought.wanted.values())).is_cuda else TIMED
     started = time.perf_counter()
-    _one(sought, shape, low, high, effort, TIMED, 0, 0)
-    return (time.perf_counter() - started) / (TIMED + 1) * (effort.passes + effort.restarts)
+    _one(sought, shape, low, high, effort, timed, 0, 0)
+    return (time.perf_counter() - started) / (timed + 1) * (effort.passes + effort.restarts)
 
 
 def _one(
@@ -106,19 +112,33 @@ def _one(
     found = torch.randn(len(sought.labels), *shape, generator=draws).to(place)
     low, high = low.to(place), high.to(place)
     found = found.clamp(low, high).requires_grad_()
-    optimiser = torch.optim.Adam([found], lr=effort.rate)
-    slower = torch.optim.lr_scheduler.MultiStepLR(optimiser, [max(1, round(steps * part)) for part in SLOWER])
+    found.grad = torch.zeros_like(found)
+    optimiser = torch.optim.Adam([found], lr=effort.rate, capturable=found.is_cuda)
+
+    def step() -> None:
+        value = sought(found) + effort.smooth * roughness(found)
+        (slope,) = torch.autograd.grad(value, found)
+        assert found.grad is not None
+        found.grad.copy_(slope.sign())
+        optimiser.step()
+        with torch.no_grad():
+            found.copy_(found.clamp(low, high))
+
     with sought.running():
-        for _ in range(steps):
-            value = sought(found) + effort.smooth * roughness(found)
-            (slope,) = torch.autograd.grad(value, found)
-            found.grad = slope.sign()
-            optimiser.step()
-            slower.step()
-            with torch.no_grad():
-                found.copy_(found.clamp(low, high))
+        ends = [max(1, round(steps * part)) for part in SLOWER]
+        for slower, (begin, end) in enumerate(pairwise([0, *ends, steps])):
+            optimiser.param_groups[0]["lr"] = effort.rate / 10**slower
+            _repeat(step, end - begin, on_gpu=found.is_cuda)
         distance = float(sought(found).detach())
     return found.detach(), distance if distance == distance else float("inf")
+
+
+def _repeat(step: Callable[[], None], times: int, *, on_gpu: bool) -> None:
+    """Take a step so many times; the first ones of a recording count."""
+    if on_gpu and times >= RECORDED:
+        step, times = replaying(step), times - TRIALS
+    for _ in range(times):
+        step()
 
 
 def roughness(images: Tensor) -> Tensor:

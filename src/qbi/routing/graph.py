@@ -6,6 +6,7 @@ names, everything else is a function or a method, so that it can be run, probed 
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any, Literal
 
 import torch
@@ -44,14 +45,7 @@ class Traced:
 
     def run(self, node: fx.Node, given: Callable[[fx.Node], Any], *, module: nn.Module | None = None) -> Any:
         """One node with operands of one's choice, and another layer than the model's own if one is named."""
-        args, more = fx.node.map_arg(node.args, given), fx.node.map_arg(node.kwargs, given)
-        if node.op == "output":
-            return args[0]
-        if node.op == "call_method":
-            return getattr(args[0], str(node.target))(*args[1:], **more)
-        called = module or self.module(node) or node.target
-        assert callable(called)
-        return called(*args, **more)
+        return _executed(self.model, node, given, module)
 
     def label(self, node: fx.Node) -> str:
         """A name for people: the place and its kind."""
@@ -101,15 +95,30 @@ def _try_forward(model: nn.Module, inputs: Inputs) -> None:
 
 
 def _run(model: nn.Module, graph: fx.Graph, inputs: Inputs) -> dict[fx.Node, Any]:
-    """Every node's value on the probe, detached."""
+    """Every node's value on the probe, detached, as it was before anything worked on it in place."""
+    live: dict[fx.Node, Any] = {}
     values: dict[fx.Node, Any] = {}
-
-    class Recorder(fx.Interpreter):
-        def run_node(self, n: fx.Node) -> Any:
-            out = super().run_node(n)
-            values[n] = pytree.tree_map(lambda v: v.detach().clone() if isinstance(v, Tensor) else v, out)
-            return out
-
+    left = iter(inputs)
     with as_client(model), torch.no_grad():
-        Recorder(fx.GraphModule(model, graph), garbage_collect_values=False).run(*inputs)
+        for node in graph.nodes:
+            if node.op == "placeholder":
+                out = list(left) if str(node.target).startswith("*") else next(left, *node.args)
+            else:
+                out = _executed(model, node, live.__getitem__)
+            live[node] = out
+            values[node] = pytree.tree_map(lambda v: v.detach().clone() if isinstance(v, Tensor) else v, out)
     return values
+
+
+def _executed(model: nn.Module, node: fx.Node, given: Callable[[fx.Node], Any], module: nn.Module | None = None) -> Any:
+    """What one node makes of its operands; the only place where one is run."""
+    args, more = fx.node.map_arg(node.args, given), fx.node.map_arg(node.kwargs, given)
+    if node.op == "output":
+        return args[0]
+    if node.op == "get_attr":
+        return attrgetter(str(node.target))(model)
+    if node.op == "call_method":
+        return getattr(args[0], str(node.target))(*args[1:], **more)
+    called = module or (model.get_submodule(str(node.target)) if node.op == "call_module" else node.target)
+    assert callable(called)
+    return called(*args, **more)

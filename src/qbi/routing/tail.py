@@ -66,13 +66,9 @@ def _without_inputs(traced: Traced) -> set[fx.Node]:
 
 def _constant(traced: Traced, node: fx.Node) -> Any:
     """The value of such a node with the model's weights as they are now."""
-    if node.op == "get_attr":
-        value: Any = traced.model
-        for part in str(node.target).split("."):
-            value = getattr(value, part)
-        return value.detach() if isinstance(value, Tensor) else value
     with torch.no_grad():
-        return traced.run(node, lambda operand: _constant(traced, operand))
+        value = traced.run(node, lambda operand: _constant(traced, operand))
+    return value.detach() if isinstance(value, Tensor) else value
 
 
 def _check(module: nn.Module, label: str) -> None:

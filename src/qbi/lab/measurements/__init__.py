@@ -37,7 +37,8 @@ class Measurement:
 MEASUREMENTS = {
     m.name: m
     for m in (
-        Measurement("pictures", "What is seen of batches of honest clients.", "reading.pictures"),
+        Measurement("pictures", "What is seen of batches of honest clients.", "pictures.pictures"),
+        Measurement("unmixing", "What honest layers give away of large batches.", "unmixing.unmixing"),
         Measurement("matching", "What gradient matching sees of small batches.", "matching.matching"),
         Measurement("patches", "What the patches of a vision transformer give away.", "patches.patches"),
         Measurement("sentences", "What is read of sentences from honest transformers.", "text.sentences"),
@@ -60,7 +61,6 @@ MEASUREMENTS = {
         Measurement("nvflare", "Accuracy of NVFlare's example with and without the guard.", "sites.nvflare"),
         Measurement("coverage", "What the tests run through, room by room.", "testing.coverage"),
         Measurement("levels", "What is read of photos at each level of the private step, shown.", "shown.levels"),
-        Measurement("quickstart", "A batch of Flower's quickstart, and what a server sees of it.", "shown.quickstart"),
         Measurement("zoo", "Audits of published architectures.", "running.zoo"),
         Measurement(
             "training",

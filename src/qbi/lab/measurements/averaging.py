@@ -12,8 +12,8 @@ import qbi
 from qbi.data.images import normalised
 from qbi.data.open import open_images
 from qbi.federation.local import LocalTraining, Optimiser
+from qbi.lab.honest import NETWORKS
 from qbi.lab.networks import two_layers
-from qbi.lab.pictures import NETWORKS
 from qbi.lab.workers import Workers
 from qbi.metrics import RECOGNISABLE, THRESHOLDS
 

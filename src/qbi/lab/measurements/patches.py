@@ -12,8 +12,8 @@ from qbi.data.images import denormalised, normalised, unit_pixels
 from qbi.data.open import open_images
 from qbi.errors import CannotRead
 from qbi.federation import client_step
+from qbi.lab.honest import in_one_place
 from qbi.lab.networks import VisionTransformer
-from qbi.lab.pictures import train_plainly
 from qbi.metrics import EXACT, FAITHFUL, RECOGNISABLE, Guess, match
 from qbi.patches import PatchEmbedding, find_embedding, one_class_speaks, read_patches
 from qbi.private.defence import PrivateStep
@@ -62,7 +62,7 @@ def patches(data: str) -> dict[str, Any]:
         torch.manual_seed(0)
         models[trained] = VisionTransformer().to(device)
         if trained:
-            train_plainly(models[trained], x, y, epochs=2, seed=0)
+            in_one_place(2, rate=0.01)(models[trained], x, y, 0)
     rows = []
     for task in (task for task in settings() if task.trained in models):
         found = [_one(task, models[task.trained], images, number, device) for number in range(batches)]

@@ -13,64 +13,11 @@ from qbi.data.open import open_images
 from qbi.exposure import isolated_samples, observe
 from qbi.lab.learned import learn, name_candidates
 from qbi.lab.networks import Quickstart, two_layers
-from qbi.lab.pictures import prepared, rows_of
 from qbi.lab.workers import Workers
 from qbi.metrics import CLEAR, FAITHFUL, RECOGNISABLE, match
 from qbi.randomness import generator
 from qbi.theory import guarantees
 from qbi.theory.guarantees import Prior, most_likely_guess
-
-PICTURES = (
-    ("quickstart", "as initialised"),
-    ("FedAvg's CNN", "as initialised"),
-    ("quickstart", "three rounds"),
-    ("FedAvg's CNN", "two epochs"),
-    ("quickstart", "two epochs"),
-)
-
-
-def pictures(data: str) -> dict[str, Any]:
-    """What is seen of batches of honest clients, network by network; with a learned network where there is a GPU."""
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    images = open_images(data, size=32, count=60_000, seed=0)
-    workers = Workers(1 if device == "cuda" else 2)
-    done = dict(workers.map(_pictures, PICTURES, images.pixels, images.labels, device))
-    rows = [row for setting in PICTURES for row in done[setting]]
-    drawn = [(training, seed) for training in ("as initialised", "three rounds") for seed in range(INITIALISATIONS)]
-    seen = dict(workers.map(_quickstart, drawn, images.pixels, images.labels, device))
-    how = "decoders in closed form; cpu" if device == "cpu" else f"with networks learned for {SEEING:g} s; {device}"
-    return {
-        "provenance": f"{images.name}, {len(images):,} images, 2,000 held out; {how}",
-        "rows": rows,
-        "initialisations": [{"training": setting[0], "seed": setting[1], **seen[setting]} for setting in drawn],
-    }
-
-
-WIDE = 12_000
-"""Images that the decoder of a layer of 4,096 features is learned from on a processor, in a minute or two."""
-INITIALISATIONS = 3
-"""Draws of the quickstart's weights: some keep more of an image than others."""
-SEEING = 100.0
-"""Seconds for a decoder's network, on a GPU."""
-
-
-def _pictures(setting: tuple[str, str], pixels: Tensor, labels: Tensor, device: str) -> list[dict[str, Any]]:
-    name, training = setting
-    width = 128 if device == "cuda" else 0
-    most = WIDE if name != "quickstart" and device == "cpu" else None
-    bench = prepared(name, pixels, labels, training=training, device=device, seconds=SEEING, width=width, most=most)
-    return list(rows_of(bench, (1, 4, 8, 16, 32, 64), (5, 20)))
-
-
-def _quickstart(setting: tuple[str, int], pixels: Tensor, labels: Tensor, device: str) -> dict[str, float]:
-    """Two batches of 16 of one draw of the quickstart's weights."""
-    training, seed = setting
-    width = 128 if device == "cuda" else 0
-    bench = prepared(
-        "quickstart", pixels, labels, training=training, device=device, seconds=SEEING, width=width, seed=seed
-    )
-    row = bench.judge(16, 2, seed=seed)[0]
-    return {key: getattr(row, key) for key in ("features", "recognisable", "decoder_alone", "psnr", "shuffled")}
 
 
 def best_case(data: str) -> dict[str, Any]:

@@ -1,11 +1,8 @@
-"""Pictures that the site shows, with their numbers: what is left of a batch at each level of the private step, and of Flower's quickstart."""
+"""Pictures that the site shows, with their numbers: what is left of a batch at each level of the private step."""
 
-import io
-from pathlib import Path
 from typing import Any
 
 import torch
-from PIL import Image
 from torch import Tensor
 
 import qbi
@@ -16,10 +13,9 @@ from qbi.carrier import flat
 from qbi.data.images import denormalised, normalised, unit_pixels
 from qbi.data.open import open_images
 from qbi.errors import CannotRead
-from qbi.files import write_atomically
 from qbi.lab.measurements import in_clone
 from qbi.lab.networks import two_layers
-from qbi.lab.pictures import prepared
+from qbi.lab.tiles import save_tiles
 from qbi.metrics import CLEAR, RECOGNISABLE
 from qbi.metrics.matching import mean_squared_errors
 from qbi.private.defence import PrivateStep
@@ -56,21 +52,9 @@ def levels(data: str) -> dict[str, Any]:
             strips.append(server.read(truth, noise, generator(0, "shown", bits)))
         rows.append(row)
     by_mean = _judged(server.mean.expand_as(held_out), held_out)
-    _save(figures / "levels.png", torch.stack(strips).unflatten(2, images.shape))
+    save_tiles(figures / "levels.png", torch.stack(strips).unflatten(2, images.shape))
     said = f"{images.name}; a batch of {SHOWN} for crafted layers; {HELD_OUT:,} photos, {OTHERS:,} others known, for the linear server"
     return {"provenance": said, "shown": SHOWN, "held out": HELD_OUT, "guess": by_mean, "rows": rows}
-
-
-def quickstart(data: str) -> dict[str, Any]:
-    """A batch of an honest client that trains Flower's quickstart, and what the server makes of its gradient; writes the picture beside."""
-    figures = in_clone("docs/figures")
-    images = open_images(data, size=SIDE, count=60_000, seed=0)
-    bench = prepared("quickstart", images.pixels, images.labels, training="as initialised")
-    row, batch, made = bench.judge(16, 3)
-    pairs = torch.stack([bench.pixels(batch), bench.pixels(made)]).unflatten(1, (2, 8)).transpose(0, 1).flatten(0, 1)
-    _save(figures / "quickstart-batch.png", pairs.unflatten(2, images.shape), scale=3)
-    said = f"{images.name}, {len(images):,} of them, 2,000 held out; a linear decoder"
-    return {"provenance": said, **row.__dict__}
 
 
 def _crafted(images: ImageData, kind: type[Attack], gain: float, bits: float | None) -> tuple[str, Tensor]:
@@ -104,15 +88,3 @@ def _judged(seen: Tensor, truth: Tensor) -> dict[str, float]:
     errors = (seen.clamp(0, 1) - truth).square().mean(1).double()
     shares = {f"{t.key}": float((errors <= t.largest_error(1.0)).double().mean()) for t in (RECOGNISABLE, CLEAR)}
     return {"psnr": _mean(seen, truth), **shares}
-
-
-def _save(path: Path, tiles: Tensor, scale: int = 1) -> None:
-    """A grid of pictures (rows, columns, channels, height, width) with values from 0 to 1, as a PNG."""
-    rows, columns, _, high, wide = tiles.shape
-    grid = (tiles.clamp(0, 1) * 255).round().byte().permute(0, 3, 1, 4, 2).reshape(rows * high, columns * wide, 3)
-    image = Image.fromarray(grid.numpy())
-    if scale > 1:
-        image = image.resize((image.width * scale, image.height * scale), Image.Resampling.NEAREST)
-    written = io.BytesIO()
-    image.save(written, "PNG", optimize=True)
-    write_atomically(path, written.getvalue())

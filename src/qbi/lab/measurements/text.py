@@ -1,6 +1,5 @@
 """What servers read of text; resumed where it was stopped."""
 
-import json
 import os
 import re
 from collections.abc import Iterator
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor
 
 from qbi.data.text import load_imdb
-from qbi.files import to_json, write_atomically
+from qbi.lab.kept import Kept
 from qbi.lab.sentences import LENGTH, build, judge, train
 from qbi.lab.wordpiece import encode, train_wordpiece
 from qbi.lab.workers import Workers
@@ -24,8 +23,6 @@ SEED = 1
 """The batches of seed 0 were looked at while the reading was written."""
 READER = "tokens solved for together, prefixes ranked by sums"
 """How sequences are put together, for tables that were measured before."""
-KEPT = Path("out/sentences")
-"""Where each batch is written as it is done, below the folder the command is run in; those that lie there are not done again."""
 ON_GPU = 6
 """Batches that are read at a time on one GPU: each takes some gigabytes and leaves it idle half of the time."""
 
@@ -44,6 +41,7 @@ class TextTask:
     """Of training before the gradient is taken."""
     bits: float | None = None
     other: bool = False
+    masked: bool = False
 
     @property
     def key(self) -> str:
@@ -61,6 +59,8 @@ def settings() -> Iterator[TextTask]:
         yield TextTask(kind, "768 wide, as initialised", 8)
         yield TextTask(kind, "768 wide, another batch", 8, other=True)
         yield TextTask(kind, "768 wide, as initialised", 1)
+        yield TextTask(kind, "768 wide, 8 to 32 tokens under a mask", 8, masked=True)
+        yield TextTask(kind, "768 wide, under a mask, another batch", 8, masked=True, other=True)
     for rank in (8, 256):
         yield TextTask("BERT", f"768 wide, LoRA {rank}, as initialised", 4, rank=rank)
         yield TextTask("BERT", f"768 wide, LoRA {rank}, after a step", 4, rank=rank, steps=1)
@@ -79,25 +79,17 @@ def sentences(data: str, only: str = "") -> dict[str, Any]:
     on_gpu = torch.cuda.is_available()
     device = "cuda" if on_gpu else "cpu"
     tasks = [TextTask(**{**task.__dict__, "batch": number}) for task in settings() for number in range(BATCHES)]
-    found = {task: row for task in tasks if (row := _kept(task, device)) is not None}
+    kept = Kept("sentences", device)
+    found = {task: row for task in tasks if (row := kept.get(task.key)) is not None}
     left = [task for task in tasks if task not in found and only in task.key]
     jobs = min(ON_GPU if on_gpu else os.cpu_count() or 1, max(1, len(left)))
     for task, row in Workers(jobs).map(one_batch, left, *texts(data), device):
         found[task] = row
-        write_atomically(_place(task, device), to_json(row))
+        kept.put(task.key, row)
         print(f"{len(found)} of {len(tasks)}: {task.key} {row}", flush=True)
     machine = f"{torch.cuda.get_device_name()}, {ON_GPU} batches at a time" if on_gpu else "CPU, a core for each batch"
     where = f"IMDB reviews, the first {LENGTH} WordPiece tokens ([CLS] first), a vocabulary of 30,522 trained on {TEXTS:,} reviews, three layers; {BATCHES} batches, seed {SEED}; {machine}"
     return {"provenance": where, "reader": READER, "rows": rows_from(found)}
-
-
-def _place(task: TextTask, device: str) -> Path:
-    return KEPT / f"{device}-{task.key}.json"
-
-
-def _kept(task: TextTask, device: str) -> dict[str, Any] | None:
-    path = _place(task, device)
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
 
 
 def rows_from(found: dict[TextTask, dict[str, Any]]) -> list[dict[str, Any]]:
@@ -121,7 +113,7 @@ def one_batch(task: TextTask, ids: Tensor, labels: Tensor, device: str = "cpu") 
     ids, labels = ids.to(where), labels.to(where)
     if task.steps:
         train(made, ids[HELD:], labels[HELD:], task.steps)
-    more = {"bits": task.bits, "other": task.other}
+    more = {"bits": task.bits, "other": task.other, "masked": task.masked}
     return judge(made, ids[:HELD], labels[:HELD], batch_size=task.batch_size, seed=SEED + task.batch, **more)  # type: ignore[arg-type]
 
 

@@ -19,7 +19,7 @@ BEYOND_GRID = (*GRID, (1000, 300), (1000, 400), (1000, 500))
 BEYOND_TEXT_GRID = tuple((1000, b) for b in (20, 50, 100, 200, 300, 400, 500))
 ATTACKS: tuple[type[Attack], ...] = (Cascade, Passive)
 CLASSES = 10
-MOST_UNMIXED = 128
+MOST_UNMIXED = 500
 """Samples up to which an honest model's update is taken apart; beyond, that takes minutes and has never succeeded."""
 
 
