@@ -4,6 +4,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# Without bytecode, which takes a third of the time: it is made where a module is first imported.
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 CORE := $(VENV)/.core-installed
 DEV := $(VENV)/.dev-installed
 SITE := $(VENV)/.site-installed
@@ -24,7 +26,7 @@ NEEDED := regex psutil aiohttp aiohappyeyeballs aiosignal frozenlist multidict p
 ZOO := $(VENV)/.zoo-installed
 zoo: $(ZOO)
 $(ZOO): $(DEV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade -c constraints.txt --target $(VENV)/zoo $(PUBLISHED) $(NEEDED)
+	$(INSTALL) --no-deps --upgrade --target $(VENV)/zoo $(PUBLISHED) $(NEEDED)
 	touch $@
 
 .PHONY: demo test test-long zoo check docs site tutorials mutants bench coverage clean
@@ -32,11 +34,12 @@ demo: $(CORE)
 	$(BIN)/qbi audit
 
 # Without checks of shapes in signatures, which take a quarter of the time; plain `pytest` and `make test-long` have them.
+QUICKLY := QBI_QUICK=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 test: $(DEV)
-	QBI_QUICK=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "not serial and not long"
+	$(QUICKLY) -n 2 --dist worksteal -m "not serial and not long"
 	@# Tests that start processes of their own wait more than they compute: two at a time.
-	@QBI_QUICK=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "serial and not long" tests/lab/test_reproduce.py & one=$$!; \
-	QBI_QUICK=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "serial and not long" --ignore tests/lab/test_reproduce.py; other=$$?; \
+	@$(QUICKLY) -m "serial and not long" tests/lab/test_reproduce.py & one=$$!; \
+	$(QUICKLY) -m "serial and not long" --ignore tests/lab/test_reproduce.py; other=$$?; \
 	wait $$one && exit $$other
 
 check: $(DEV)
@@ -74,15 +77,15 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(CORE): $(BIN)/python pyproject.toml constraints.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	$(INSTALL) -e .
 	touch $@
 
 $(DEV): $(BIN)/python pyproject.toml constraints.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[lab,text,hf,ray,flower,nvflare,dev]"
+	$(INSTALL) -e ".[lab,text,hf,ray,flower,nvflare,dev]"
 	touch $@ $(CORE)
 
 $(SITE): $(BIN)/python pyproject.toml constraints.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[lab,site]"
+	$(INSTALL) -e ".[lab,site]"
 	touch $@ $(CORE)
 
 clean:

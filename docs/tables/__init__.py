@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from tables import claims, site
 from tables.averaging import fedavg
+from tables.coverage import coverage
 from tables.detection import answers, by_attack, calibration_data, crafted_found, detectors, held_out, in_sample, longer
 from tables.first_steps import first_steps
 from tables.flower import example, flower, many
@@ -11,8 +12,8 @@ from tables.front_page import findings, needs
 from tables.matching import matching, matching_provenance, patches, patches_provenance
 from tables.matrix import aggp_imagenet, compared, epsilons, worst, worst_cases
 from tables.nvflare import nvflare, nvflare_difference
-from tables.paper import beyond, federation, reproduction, saturation, trap_imagenet
-from tables.pictures import initialisations, pictures, pictures_provenance, seen_at_16
+from tables.paper import beyond, federation, reproduction, saturation, trap_imagenet, unmixed
+from tables.pictures import draws, pictures, pictures_provenance, seen_at_16, trained_accuracy
 from tables.private import (
     best_case,
     candidates,
@@ -62,6 +63,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "audits": audits,
     "large-audits": large_audits,
     "pictures": pictures,
+    "unmixed": unmixed,
+    "coverage": coverage,
     "fedavg": fedavg,
     "sentences": sentences,
     "matching": matching,
@@ -100,10 +103,14 @@ VALUES: dict[str, Callable[[], str]] = {
     "seen-fedavg": lambda: seen_at_16("FedAvg's CNN", "as initialised"),
     "seen-fedavg-trained": lambda: seen_at_16("FedAvg's CNN", "two epochs"),
     "pictures-provenance": pictures_provenance,
-    "quickstart-initialised": lambda: initialisations("as initialised"),
-    "quickstart-rounds": lambda: initialisations("three rounds"),
-    "seen-quickstart": lambda: seen_at_16("quickstart", "as initialised"),
-    "seen-quickstart-trained": lambda: seen_at_16("quickstart", "two epochs"),
+    "quickstart-initialised": lambda: draws("as initialised"),
+    "quickstart-linear": lambda: draws("as initialised", "closed form"),
+    "quickstart-trained": lambda: draws("rate 0.001"),
+    "accuracy-slow": lambda: trained_accuracy("rate 0.001"),
+    "accuracy-fast": lambda: trained_accuracy("rate 0.1"),
+    "seen-between": lambda: seen_at_16("quickstart", "rate 0.01"),
+    "seen-fast": lambda: seen_at_16("quickstart", "rate 0.1"),
+    "seen-two-epochs": lambda: seen_at_16("quickstart", "two epochs"),
     "filters-seeds": filters_seeds,
     "learned-seeds": lambda: filters_seeds("learned-filters"),
     "learned-guess": learned_guess,

@@ -42,17 +42,9 @@ def whole_batches() -> str:
 
 def honest_batches() -> str:
     """Unmixing of honest models."""
-    small, large = (
-        {d: _beyond(d, setting, "unmixing") for d in ("imagenet", "cifar10")} for setting in ("(200, 50)", "(500, 100)")
-    )
-    said = [
-        f"{large[d]['ours']:.0f}{' ± ' + format(large[d]['half_width'], '.0f') if large[d]['half_width'] else ''} % of {name}"
-        for d, name in (("imagenet", "ImageNet"), ("cifar10", "CIFAR-10"))
-    ]
-    return (
-        f"{_range([e['ours'] for e in small.values()])} of 50 images at 200 neurons exactly; of 100 images at 500 neurons {' and '.join(said)}, "
-        f"over {small['imagenet']['runs']} batches"
-    )
+    rows = {(r["side"], r["neurons"], r["size"]): r for r in load("unmixing")["rows"]}
+    said = [f"{100 * rows[32, n, b]['exact']:.0f} % of {b} images at {n} neurons" for n, b in ((200, 120), (500, 300))]
+    return f"{' and '.join(said)} exactly, of CIFAR-10"
 
 
 def at_full_rank() -> str:

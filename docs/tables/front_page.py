@@ -7,7 +7,7 @@ from tables import claims
 from tables.detection import crafted_found, held_out
 from tables.matrix import worst
 from tables.paper import trap_imagenet
-from tables.pictures import seen_at_16
+from tables.pictures import draws, seen_at_16
 from tables.private import read_72
 from tables.reading import DOCS
 from tables.speed import pairs_time
@@ -25,13 +25,13 @@ def needs() -> str:
 def findings() -> str:
     """A line for each: what was found, the numbers, and the page that has the rest."""
     images = claims.agreement("imagenet-recall", "cifar10-recall", "normalisation")
-    seen = seen_at_16("FedAvg's CNN", "as initialised")
+    seen, flower = seen_at_16("FedAvg's CNN", "as initialised"), draws("as initialised").split(" over")[0]
     rows = [
         ("A crafted model gives whole batches away", claims.whole_batches(), "strongest-server.md"),
         ("Honest models give whole batches away", claims.honest_batches(), "strongest-server.md"),
         (
             "Features of an honest CNN become pictures",
-            f"{seen} recognisable, in batches of 16 CIFAR-10 images",
+            f"{flower} of Flower's quickstart, {seen} of FedAvg's CNN recognisable, in batches of 16 CIFAR-10 images",
             "strongest-server.md",
         ),
         (

@@ -33,7 +33,7 @@ def _matched(r: dict[str, Any]) -> list[str]:
         _percent(r["recognisable"]),
         _percent(r["guess"]),
         _percent(r["labels"]),
-        f"{r['seconds']:.0f}",
+        f"{r['seconds']:.0f}{'' if r['on_gpu'] else ' (CPU)'}",
     ]
 
 
