@@ -8,6 +8,8 @@ from torch.nn import functional as F
 from qbi.errors import CannotRead
 from qbi.federation import client_step
 from qbi.sentences import read_sentences, score
+from qbi.sentences.rough import tokens_of_tables
+from qbi.sentences.span import ROUNDING
 
 VOCABULARY, LENGTH, WIDTH = 300, 8, 128
 
@@ -191,6 +193,48 @@ def test_rounding_to_half_the_digits_needs_to_be_known():
     with pytest.raises(CannotRead, match="spans all"):
         read(model, coarse, 2)
     assert set(read(model, coarse, 2, rounding=2.0**-9).tokens) >= set(ids[:, :-1].flatten().tolist())
+
+
+def noisy(gradients, share, seed=0):
+    """Each gradient with noise of so much of its own size."""
+    draws = torch.Generator().manual_seed(seed)
+    return {
+        n: g + share * g.square().mean().sqrt() * torch.randn(g.shape, generator=draws) for n, g in gradients.items()
+    }
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("share", [None, 1e-4, 1e-3])
+def test_an_encoder_is_read_in_half_precision_and_through_weak_noise(share, frozen):
+    """No single token can be tested any more; whole sequences can, whether the table says which tokens there are or not."""
+    model, ids, other = small(False), batch(4), batch(4, seed=9)
+    model.words.requires_grad_(not frozen)
+    gradients = sent(model, ids)
+    coarse = {n: g.bfloat16().float() for n, g in gradients.items()} if share is None else noisy(gradients, share)
+    found = read(model, coarse, 4, rounding=2.0**-9 if share is None else ROUNDING)
+    assert score(found.sequences, ids.tolist()).exact == 1
+    assert all(found.proven)
+    assert score(found.sequences, other.tolist()).exact == 0
+
+
+def test_strong_noise_and_noise_alone_are_not_decided():
+    model, ids = small(False), batch(4)
+    gradients = sent(model, ids)
+    only = {n: noise - gradients[n] for n, noise in noisy(gradients, 1.0).items()}
+    for given in (noisy(gradients, 1.0), only):
+        with pytest.raises(CannotRead):
+            read(model, given, 4)
+
+
+def test_the_table_says_which_tokens_there_are_also_under_noise():
+    ids = batch(4)
+    given = {"words": sent(small(False), ids)["words.weight"]}
+    present = ids.unique().tolist()
+    for seen in (given, noisy(given, 1e-2), {"turned": given["words"].T}):
+        assert tokens_of_tables(seen, VOCABULARY, 32).tolist() == present
+    targets = tokens_of_tables({"head": sent(small(True), ids)["head.weight"]}, VOCABULARY, 32)
+    assert targets.tolist() == ids[:, 1:].unique().tolist()
+    assert tokens_of_tables({"zero": torch.zeros(VOCABULARY, 4)}, VOCABULARY, 32) is None
 
 
 class Adapted(nn.Linear):

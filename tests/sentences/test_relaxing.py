@@ -7,7 +7,7 @@ from qbi.sentences.arrivals import Arrivals
 from qbi.sentences.joining import join_tokens
 from qbi.sentences.pairing import TokenPlaces
 from qbi.sentences.relaxing import choices_of, fit_linear, guess_of, onto_simplex
-from qbi.sentences.span import ROUNDING
+from qbi.sentences.span import span_of
 from qbi.sentences.witnesses import find_witness
 
 
@@ -61,7 +61,7 @@ def witnessed(gradients, size=4):
     probe = batch(2, seed=5)
     behind = arrivals.groups(probe)[1:]
     draws = torch.Generator().manual_seed(0)
-    return arrivals, find_witness(arrivals, behind, gradients, probe, size, ROUNDING, draws)
+    return arrivals, find_witness(arrivals, behind, gradients, probe, size, span_of, draws)
 
 
 def test_the_last_layer_speaks_of_the_first_position_only():

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from qbi.errors import CannotRead
 from qbi.sentences.arrivals import Arrivals
-from qbi.sentences.pairing import TokenPlaces
+from qbi.sentences.candidates import Found
+from qbi.sentences.pairing import TokenPlaces, likely_places_of
 from qbi.sentences.relaxing import Choices, LinearGuess, choices_of, fit_linear, guess_of
 from qbi.sentences.witnesses import Witness
 
@@ -20,6 +21,10 @@ ROUNDS, SEEDINGS = 6, 8
 
 MENDED, SWEEPS, RUN = 8, 3, 4096
 """Sequences that are mended at last, each by running all its neighbours in some sweeps; and sequences that may be run for it."""
+
+
+WIDE = 1024
+"""Tokens at places up to which unlikely ones are taken in where a sequence is missing; beyond, where more than half of them are."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +84,20 @@ def join_tokens(
         for row in nearest:
             found = found.with_more(_mended(arrivals, witness, choices, row))
     return Joined(found.ids[:batch_size], found.proven[:batch_size], found.far[:batch_size])
+
+
+def join_likely(
+    arrivals: Arrivals, witness: Witness, found: Found, length: int, batch_size: int, draws: torch.Generator
+) -> Joined:
+    """Sequences of an encoder, from the likeliest tokens of each position; from more of them where some are missing."""
+    wanted = min(batch_size, witness.sequences or batch_size)
+    likely = likely_places_of(found, length, 2 * batch_size).padded(witness.padding, length)
+    joined = join_tokens(arrivals, witness, likely, length, batch_size, draws)
+    wide = likely_places_of(found, length, 2 * batch_size, cut=False).padded(witness.padding, length)
+    proven, few = int(joined.proven.sum()), len(wide.token) <= WIDE
+    if len(wide.token) > len(likely.token) and proven < (wanted if few else wanted / 2):
+        joined = joined.with_more(join_tokens(arrivals, witness, wide, length, batch_size, draws))
+    return Joined(joined.ids[:batch_size], joined.proven[:batch_size], joined.far[:batch_size])
 
 
 def _tried(

@@ -6,7 +6,15 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from qbi.sentences.arrivals import Arrivals, MapGroup
 from qbi.sentences.candidates import Found
+from qbi.sentences.span import Span
+
+ROOM = 64
+"""Dimensions outside a span with which distances tell places."""
+
+ROWS = 48
+"""Sequences on which these are compared."""
 
 
 @dataclass(frozen=True)
@@ -54,3 +62,25 @@ def likely_places_of(found: Found, positions: int, most: int, *, cut: bool = Tru
     nearest = torch.cat([torch.arange(len(own), device=token.device) == 0 for own in tokens])
     keep = (distance <= limit) | nearest
     return TokenPlaces(token[keep], place[keep])
+
+
+def telling_layer(
+    arrivals: Arrivals, spans: list[tuple[MapGroup, Span]], tokens: Tensor, length: int, batch_size: int
+) -> tuple[MapGroup, Span]:
+    """The layer whose span tells tokens at their places best from tokens elsewhere.
+
+    What arrives directly behind an attention is nearly a sum of what a token and its place give, and sums of known parts lie in the span
+    whatever they belong to; behind a layer that bends, they do not.
+    """
+    rows = torch.arange(min(ROWS, len(tokens)), device=tokens.device)
+    steps = torch.arange(length, device=tokens.device)
+    ids = tokens[(rows[:, None] * max(1, len(tokens) // len(rows)) + 7 * steps[None]) % len(tokens)]
+    share = min(0.5, 0.5 * batch_size / len(tokens))
+
+    def contrast(pair: tuple[MapGroup, Span]) -> float:
+        far = pair[1].distances(arrivals.at(pair[0], ids)).flatten()
+        return float(far.median() / far.quantile(share).clamp_min(1e-12))
+
+    # With few dimensions outside, distances scatter by orders of magnitude, whatever stands where.
+    roomy = [pair for pair in spans if pair[1].width - pair[1].rank >= ROOM]
+    return max(roomy or spans, key=contrast)

@@ -2,51 +2,26 @@
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
 from qbi.errors import CannotRead
 from qbi.sentences.arrivals import Arrivals, Feed, MapGroup
+from qbi.sentences.batch import ReadSentences, SentBatch
 from qbi.sentences.candidates import Found, likely_places, sees_single_tokens, tokens_allowed
-from qbi.sentences.joining import Joined, join_tokens
-from qbi.sentences.pairing import likely_places_of
+from qbi.sentences.pairing import telling_layer
 from qbi.sentences.prefixes import PrefixSearch
+from qbi.sentences.rough import read_roughly
 from qbi.sentences.span import ROUNDING, Span, span_of
-from qbi.sentences.witnesses import Witness, find_witness, witness_of
+from qbi.sentences.witnesses import find_witness, witness_of
 
 LATER = 12
 """Groups of maps that are looked at, in the order of a pass."""
 
 EARLY = 4
 """Of a decoder, those behind the first attention that are looked at: a later one would only take longer."""
-
-WIDE = 1024
-"""Tokens at places up to which unlikely ones are taken in where a sequence is missing; beyond, where more than half of them are."""
-
-ROOM = 64
-"""Dimensions outside a span with which distances tell places."""
-
-ROWS = 48
-"""Sequences on which these are compared."""
-
-
-@dataclass(frozen=True)
-class ReadSentences:
-    """What was read of a batch."""
-
-    sequences: tuple[tuple[int, ...], ...]
-    proven: tuple[bool, ...]
-    """Which of them lie in both spans at every position."""
-    tokens: tuple[int, ...]
-    """Every token that the first layer's gradient has, whether it found its place or not."""
-    layers: tuple[str, ...]
-    """The layers whose gradients were used."""
-    rank: int
-    width: int
-    causal: bool
-    seconds: float = field(compare=False)
 
 
 def read_sentences(
@@ -78,73 +53,86 @@ def read_sentences(
     """
     started = time.perf_counter()
     arrivals = Arrivals(model, feed or (lambda ids: (ids,)))
-    device = next(iter(gradients.values())).device
     draws = torch.Generator().manual_seed(seed)
-    probe = torch.randint(vocabulary, (2 if length != 2 else 3, length), generator=draws).to(device)
+    probe = torch.randint(vocabulary, (2 if length != 2 else 3, length), generator=draws)
+    probe = probe.to(next(iter(gradients.values())).device)
     if padding is not None:
         probe[probe == padding] = (padding + 1) % vocabulary
     groups = [g for g in arrivals.groups(probe) if all(w in gradients for w in g.weights)]
     if not groups:
         raise CannotRead("no trained linear map sees the positions of this model one by one.")
     alone = [sees_single_tokens(arrivals, group, probe) for group in groups[:LATER]]
-    firsts = _deciding([g for g, own in zip(groups, alone, strict=False) if own], gradients, rounding)
+    singles = [g for g, own in zip(groups, alone, strict=False) if own]
+    mixing = [g for g, own in zip(groups, alone, strict=False) if not own]
+    batch = SentBatch(
+        arrivals,
+        gradients,
+        singles,
+        mixing,
+        [*mixing, *groups[LATER:]],
+        probe,
+        vocabulary,
+        batch_size,
+        padding,
+        rounding,
+        draws,
+    )
+    try:
+        read = _read_exactly(batch)
+    except CannotRead as problem:
+        try:
+            read = read_roughly(batch)
+        except CannotRead:
+            raise problem from None
+    return replace(read, seconds=time.perf_counter() - started)
+
+
+def _read_exactly(batch: SentBatch) -> ReadSentences:
+    """By tests that hold to rounding."""
+    arrivals, gradients, length, draws = batch.arrivals, batch.gradients, batch.length, batch.draws
+    firsts = _deciding(batch.singles, gradients, batch.rounding)
     first, span = max(firsts, key=lambda pair: pair[1].rank)
-    allowed = tokens_allowed(arrivals, *firsts[0], vocabulary, length, draws)
+    allowed = tokens_allowed(arrivals, *firsts[0], batch.vocabulary, length, draws)
     for group, own in firsts[1:]:
-        allowed |= tokens_allowed(arrivals, group, own, vocabulary, length, draws)
+        allowed |= tokens_allowed(arrivals, group, own, batch.vocabulary, length, draws)
     tokens = allowed.any(1).nonzero()[:, 0]
     if not len(tokens):
-        return ReadSentences((), (), (), (first.name,), span.rank, span.width, False, time.perf_counter() - started)
-    if len(tokens) > batch_size * length:
+        return ReadSentences((), (), (), (first.name,), span.rank, span.width, False, 0.0)
+    if len(tokens) > batch.batch_size * length:
         raise CannotRead(
             f"{first.name}: more tokens lie in its gradient's span than a batch can have; nothing can be told by it."
         )
-    mixing = [g for g, own in zip(groups, alone, strict=False) if not own]
-    causal = bool(mixing) and _looks_back_only(arrivals, mixing[0], probe)
-    spans = _later(mixing[: EARLY if causal else None], gradients, batch_size, rounding)
-    if causal:
+    spans = _later(batch.mixing[: EARLY if batch.causal else None], gradients, batch.batch_size, batch.rounding)
+    if batch.causal:
         # Behind a layer that bends, and with most room outside the span.
         second, later = max(spans, key=lambda pair: pair[1].width - pair[1].rank)
         search = PrefixSearch(arrivals, second, later, tokens, allowed[tokens], draws)
-        sequences = [tuple(row.tolist()) for row in search.grow(length, batch_size)]
+        sequences = [tuple(row.tolist()) for row in search.grow(length, batch.batch_size)]
         # Where lengths differ, a sequence ends where nothing continues it.
-        proven = [padding is not None or len(row) == len(sequences[0]) for row in sequences]
+        proven = [batch.padding is not None or len(row) == len(sequences[0]) for row in sequences]
         used: tuple[str, ...] = (first.name, second.name)
     else:
-        second, later = _telling(arrivals, spans, tokens, length, batch_size)
+        second, later = telling_layer(arrivals, spans, tokens, length, batch.batch_size)
         likely = likely_places(arrivals, second, later, tokens, length, draws)
         found = Found(tokens, allowed[tokens], likely, span.rank)
-        behind = [*mixing, *groups[LATER:]]
-        witness = find_witness(arrivals, behind, gradients, probe, batch_size, rounding, draws)
-        witness = witness or witness_of(second, later, torch.arange(length, device=device), draws)
-        witness = replace(witness, padding=padding)
-        joined = _joined(arrivals, witness, found, length, batch_size, draws)
+        witness = find_witness(
+            arrivals,
+            batch.behind,
+            gradients,
+            batch.probe,
+            batch.batch_size,
+            lambda g: span_of(g, batch.rounding),
+            draws,
+        )
+        joined = batch.joined(
+            witness or witness_of(second, later, torch.arange(length, device=tokens.device), draws), found
+        )
         sequences, proven = [tuple(row) for row in joined.ids.tolist()], joined.proven.tolist()
-        used = tuple(dict.fromkeys((first.name, second.name, witness.group.name)))
+        named = (first.name, second.name, *([witness.group.name] if witness else []))
+        used = tuple(dict.fromkeys(named))
     return ReadSentences(
-        tuple(sequences),
-        tuple(proven),
-        tuple(tokens.tolist()),
-        used,
-        span.rank,
-        span.width,
-        causal,
-        time.perf_counter() - started,
+        tuple(sequences), tuple(proven), tuple(tokens.tolist()), used, span.rank, span.width, batch.causal, 0.0
     )
-
-
-def _joined(
-    arrivals: Arrivals, witness: Witness, found: Found, length: int, batch_size: int, draws: torch.Generator
-) -> Joined:
-    """Sequences of an encoder, from the likeliest tokens of each position; from more of them where some are missing."""
-    wanted = min(batch_size, witness.sequences or batch_size)
-    likely = likely_places_of(found, length, 2 * batch_size).padded(witness.padding, length)
-    joined = join_tokens(arrivals, witness, likely, length, batch_size, draws)
-    wide = likely_places_of(found, length, 2 * batch_size, cut=False).padded(witness.padding, length)
-    proven, few = int(joined.proven.sum()), len(wide.token) <= WIDE
-    if len(wide.token) > len(likely.token) and proven < (wanted if few else wanted / 2):
-        joined = joined.with_more(join_tokens(arrivals, witness, wide, length, batch_size, draws))
-    return Joined(joined.ids[:batch_size], joined.proven[:batch_size], joined.far[:batch_size])
 
 
 def _deciding(groups: list[MapGroup], gradients: Mapping[str, Tensor], rounding: float) -> list[tuple[MapGroup, Span]]:
@@ -183,32 +171,3 @@ def _later(
     # A map that got nothing back from some positions (queries of a decoder's first) spans less than the others.
     full = max(span.rank for _, span in spans) - batch_size / 2
     return [pair for pair in spans if pair[1].rank >= full]
-
-
-def _telling(
-    arrivals: Arrivals, spans: list[tuple[MapGroup, Span]], tokens: Tensor, length: int, batch_size: int
-) -> tuple[MapGroup, Span]:
-    """The layer whose span tells tokens at their places best from tokens elsewhere.
-
-    What arrives directly behind an attention is nearly a sum of what a token and its place give, and sums of known parts lie in the span
-    whatever they belong to; behind a layer that bends, they do not.
-    """
-    rows = torch.arange(min(ROWS, len(tokens)), device=tokens.device)
-    steps = torch.arange(length, device=tokens.device)
-    ids = tokens[(rows[:, None] * max(1, len(tokens) // len(rows)) + 7 * steps[None]) % len(tokens)]
-    share = min(0.5, 0.5 * batch_size / len(tokens))
-
-    def contrast(pair: tuple[MapGroup, Span]) -> float:
-        far = pair[1].distances(arrivals.at(pair[0], ids)).flatten()
-        return float(far.median() / far.quantile(share).clamp_min(1e-12))
-
-    # With few dimensions outside, distances scatter by orders of magnitude, whatever stands where.
-    roomy = [pair for pair in spans if pair[1].width - pair[1].rank >= ROOM]
-    return max(roomy or spans, key=contrast)
-
-
-def _looks_back_only(arrivals: Arrivals, group: MapGroup, ids: Tensor) -> bool:
-    changed = ids.clone()
-    changed[:, -1] = ids[:, -1].roll(1)
-    before, after = arrivals.at(group, ids)[:, :-1], arrivals.at(group, changed)[:, :-1]
-    return bool((before - after).abs().max() <= 1e-5 * before.abs().max())

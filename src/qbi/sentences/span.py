@@ -38,6 +38,8 @@ class Span:
     basis: Float[Tensor, "d r"] = field(repr=False)
     weights: Float[Tensor, " r"] = field(repr=False)
     """One over the singular values."""
+    times: float = TIMES
+    """Up to how many times what rounding explains a distance is none."""
 
     def misses(self, vectors: Float[Tensor, "*k d"]) -> Float[Tensor, "*k"]:
         """How far each lies outside the span, in units of what rounding explains: about 1 inside, thousands outside."""
@@ -99,7 +101,7 @@ def span_of(gradient: Float[Tensor, "n d"], rounding: float = ROUNDING) -> Span:
         raise CannotRead("nothing came back to this layer.")
     scale = torch.where(columns > 0, 1 / columns.clamp_min(1e-300), torch.zeros_like(columns))
     count, width = exact.shape
-    values, right = _right(exact * scale)
+    values, right = right_vectors(exact * scale)
     rank, noise = _rank(values, count, width, rounding)
     if rank == 0:
         raise CannotRead("the gradient is no more than its rounding.")
@@ -118,7 +120,7 @@ def span_of(gradient: Float[Tensor, "n d"], rounding: float = ROUNDING) -> Span:
     )
 
 
-def _right(matrix: Float[Tensor, "n d"]) -> tuple[Float[Tensor, " m"], Float[Tensor, "m d"]]:
+def right_vectors(matrix: Float[Tensor, "n d"]) -> tuple[Float[Tensor, " m"], Float[Tensor, "m d"]]:
     """Singular values and right singular vectors, by way of a triangle: several times faster where one side is longer."""
     count, width = matrix.shape
     if count >= width:

@@ -4,7 +4,7 @@ A classifier that looks at the first position only sends nothing back to the oth
 for each sample. Each vector depends on the whole sequence: a test of it is a test of all tokens together.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 from qbi.errors import CannotRead
 from qbi.sentences.arrivals import Arrivals, MapGroup
 from qbi.sentences.candidates import AT_ONCE
-from qbi.sentences.span import TIMES, Span, span_of
+from qbi.sentences.span import Span
 
 SKETCH = 4096
 """Numbers that are kept of what stands outside the span: those of more positions are added up, with random signs."""
@@ -48,7 +48,7 @@ class Witness:
         for own in ids.split(max(1, AT_ONCE // ids.shape[1])):
             arrived = arrivals.at(self.group, own)[:, self.places]
             outside = self.span.rest(arrived)
-            passed = self.span.misses(arrived) <= TIMES
+            passed = self.span.misses(arrived) <= self.span.times
             if self.padding is not None:
                 ended = own == self.padding
                 passed |= ended[:, self.places]
@@ -82,7 +82,7 @@ def find_witness(
     gradients: Mapping[str, Tensor],
     probe: Int[Tensor, "k t"],
     batch_size: int,
-    rounding: float,
+    spanned: Callable[[Tensor], Span],
     draws: torch.Generator,
 ) -> Witness | None:
     """The first map that sees several positions together and whose gradient speaks of one of each sample; None where there is none."""
@@ -101,7 +101,7 @@ def find_witness(
                 continue
             own = replace(group, weights=(weight,), turned=(turned,))
             try:
-                span = span_of(own.gradient(gradients), rounding)
+                span = spanned(own.gradient(gradients))
             except CannotRead:
                 continue
             if span.rank <= batch_size:
