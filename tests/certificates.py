@@ -107,7 +107,7 @@ def sent(case: Case):
     kind, rounding = PRECISIONS[case.precision]
     if kind is not None:
         update = replace(update, gradients={n: g.to(kind).float() for n, g in update.gradients.items()})
-    how = Reading(rounding=rounding, loss=loss, targets=targets, seed=case.seed)
+    how = Reading(rounding=rounding, loss=loss, targets=targets, seed=case.seed, largest=float(x.abs().max()))
     return x, mounted, update, how
 
 

@@ -110,7 +110,7 @@ def test_samples_that_send_the_same_are_not_certified(outputs, batch):
         model = nn.Sequential(nn.Linear(20, 30), nn.ReLU(), nn.Linear(30, outputs))
         model[0].bias.data += 3
         mounted = mount(model, ATTACKS["passive"](), x[:2], generator(seed, "rows"), layer="0")
-        assert not mounted.read(client_step(mounted.model, x, y), Reading()).certified.any()
+        assert not mounted.read(client_step(mounted.model, x, y), Reading(largest=float(x.abs().max()))).certified.any()
 
 
 @pytest.mark.parametrize("seed", [2, 61])
@@ -120,7 +120,7 @@ def test_a_saturated_loss_certifies_no_mixture(seed):
     x, y = (torch.rand(20) + 1 + 0.3 * torch.randn(8, 20)) * 255, torch.randint(0, 3, (8,))
     model = nn.Sequential(nn.Linear(20, 60), nn.ReLU(), nn.Linear(60, 3))
     mounted = mount(model, ATTACKS["passive"](), x[:2], generator(seed, "rows"), layer="0")
-    found = mounted.read(client_step(mounted.model, x, y), Reading(seed=seed))
+    found = mounted.read(client_step(mounted.model, x, y), Reading(seed=seed, largest=float(x.abs().max())))
     own = found.samples[found.certified].double()
     assert (torch.cdist(own, x.double()) / (x.std() * 20**0.5)).amin(1).le(0.03).all()
 
@@ -300,7 +300,7 @@ def certificates(model, x, y, layer="0", loss=None):
     """What an honest server reads, and how far each certified sample is from the nearest one of the batch."""
     how = {} if loss is None else {"loss": loss}
     sent = mount(model, Passive(), x[:2], generator(0, "rows"), layer=layer)
-    found = sent.read(client_step(model, x, y, **how), Reading(**how))
+    found = sent.read(client_step(model, x, y, **how), Reading(**how, largest=float(x.abs().max())))
     own = found.samples[found.certified]
     return found, (torch.cdist(own.double(), x.double()).amin(1) / x.double().norm(dim=1).min() if len(own) else own)
 
@@ -376,3 +376,54 @@ def test_what_saturates_is_not_silent_however_large_a_candidate_is(activation):
     z = torch.randn(8, 12, dtype=torch.float64)
     z[0] *= 1e4
     assert Behind(sent).slopes_if_firing(torch.arange(12))(z) is None
+
+
+def confident_outlier(seed, ratio, size, live=20, unseen=12, rows=40, classes=4):
+    """Two samples of one label that send back the same but for a factor; one of them is huge in inputs that no row weighs."""
+    draws = torch.Generator().manual_seed(seed)
+    grid = lambda *shape: (torch.randn(*shape, generator=draws) * 8).round() / 16  # noqa: E731
+    weight = torch.zeros(rows, live + unseen)
+    weight[:, 1:live] = grid(rows, live - 1) / 4
+    weight[0], bias = 0.0, torch.where(torch.arange(rows) % 2 == 0, 16.0, -16.0)
+    weight[0, 0] = 1.0
+    head = torch.zeros(classes, rows)
+    sides = torch.where(torch.rand(rows, generator=draws) < 0.5, -0.25, 0.25)
+    head[torch.arange(rows) // 2 % classes, torch.arange(rows)] = sides
+    head[:, 0], head[0, 0] = 0.0, 1.0
+    model = nn.Sequential(nn.Linear(live + unseen, rows), nn.ReLU(), nn.Linear(rows, classes))
+    with torch.no_grad():
+        for p, value in zip(model.parameters(), (weight, bias, head, -(head @ bias.clamp_min(0))), strict=True):
+            p.copy_(value)
+    first = grid(live + unseen)
+    first[0] = 0.0
+    tried = first.repeat(10 * 2**16, 1)
+    tried[:, 0] = torch.arange(8 * 2**16, 18 * 2**16) / 2**16
+    with torch.no_grad():
+        target = F.one_hot(torch.zeros(1, dtype=torch.long), classes)
+        own = (model(first[None]).softmax(1) - target).double()
+        theirs = (model(tried).softmax(1) - target).double()
+    size_of = theirs.norm(dim=1, keepdim=True)
+    apart = (theirs / size_of - own / own.norm()).norm(dim=1)
+    apart[((size_of[:, 0] / own.norm()) / ratio - 1).abs() > 0.1] = 9.0
+    second = tried[int(apart.argmin())].clone()
+    second[live:] = size * torch.randn(unseen, generator=draws)
+    return model, torch.stack([first, second]), torch.zeros(2, dtype=torch.long)
+
+
+@pytest.mark.parametrize(("ratio", "size"), [(3e-6, 1e6), (5e-6, 1e5), (8e-6, 1e4)])
+def test_a_huge_sample_in_inputs_that_no_row_weighs_is_in_no_certificate(ratio, size):
+    """The tests hold to 1e-5, and 1e-5 of a sample that is 1e6 times as large is more than the one that is read."""
+    for seed in range(5):
+        model, x, y = confident_outlier(seed, ratio, size)
+        _, off = certificates(model, x, y)
+        assert len(off) == 0 or off.max() < 0.01
+
+
+def test_nothing_is_certified_where_the_range_of_inputs_is_not_known():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(30, 80), nn.ReLU(), nn.Linear(80, 5))
+    x, y = torch.randn(4, 30), torch.arange(4)
+    sent = mount(model, Passive(), x[:2], generator(0, "rows"), layer="0")
+    update = client_step(model, x, y)
+    assert int(sent.read(update, Reading(largest=float(x.abs().max()))).certified.sum()) == 4
+    assert not sent.read(update, Reading()).certified.any()

@@ -49,7 +49,7 @@ def image_net(shape, neurons, classes=10, seed=0):
 def read(attack, model, x, y, *, seed=0, layer="1", loss=None, how=None):
     mounted = mount(model, attack, x[:2], generator(seed, "rows"), layer=layer, strict=attack.crafts)
     update = client_step(mounted.model, x, y, **({} if loss is None else {"loss": loss}))
-    return mounted.read(update, how or Reading())
+    return mounted.read(update, replace(how or Reading(), largest=float(x.abs().max())))
 
 
 def recalls(found, x, data_range=4.0):
@@ -361,7 +361,8 @@ def test_a_null_decoder_finds_nothing_and_a_doubled_sample_counts_once(cifar):
     silent = Update({n: torch.zeros_like(g) for n, g in update.gradients.items()}, {}, 12, 0.0)
     assert len(mounted.read(silent).samples) == 0
     twice = torch.cat([x, x[:1]])
-    found = mounted.read(client_step(mounted.model, twice, torch.cat([y, y[:1]])))
+    how = Reading(largest=float(x.abs().max()))
+    found = mounted.read(client_step(mounted.model, twice, torch.cat([y, y[:1]])), how)
     assert int(found.certified.sum()) == 11  # two that look alike are not told from one that is repeated
     assert recalls(found, x)[EXACT].recall == 1
 

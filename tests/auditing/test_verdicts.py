@@ -1,5 +1,7 @@
 """Verdicts are never false: each wrong verdict that was found, in its smallest form, and every trained parameter accounted for."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -14,6 +16,7 @@ from qbi.auditing.sent_updates import chosen_batch
 from qbi.federation.local import LocalTraining
 from qbi.metrics import RECOGNISABLE, Guess, match
 from qbi.randomness import generator
+from qbi.records import Leakage
 from qbi.report.audit import to_junit, to_sarif
 from qbi.uses.sites import uses_of
 from qbi.uses.written_out import written_out
@@ -113,14 +116,37 @@ def test_a_missing_bias_protects_nothing():
     assert result.worst.attack
 
 
+def unread(result, **changed):
+    """The same result, had none of its attacks read anything, and had no sample stood alone."""
+    nothing = {"measured": Leakage.of(0.5, 0.0, 0.0), "beyond": {}, "guessed": {}}
+    return replace(result, attacks=tuple(replace(a, **(nothing | changed)) for a in result.attacks))
+
+
 def test_nothing_read_is_said_only_with_the_attacks_that_were_tried():
-    """Where all samples are one, a guess hits them: nothing is read, and every attack that was tried is named."""
+    """Of a plain first layer, had no sample stood alone in its rows: every attack that was tried is named."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(20, 60), nn.ReLU(), nn.Linear(60, 3))
-    outcomes = {o.layer: o for o in audited(model, TABLE[:1].repeat(80, 1), LABELS).outcomes}
+    result = audited(model)
+    outcomes = {o.layer: o for o in unread(result).outcomes}
     assert outcomes["0"].status == "nothing read"
     assert len(set(outcomes["0"].attacks)) > 2
     assert outcomes["2"].status == "not tested"
+    for changed in (
+        {"repeats": True},
+        {"unit": "positions"},
+        {"centred": True},
+        {"measured": Leakage.of(0.5, 0.1, 0.1)},
+    ):
+        assert {o.layer: o for o in unread(result, **changed).outcomes}["0"].status == "not tested"
+
+
+def test_a_client_whose_samples_are_all_one_is_not_called_unread():
+    """A guess from its other samples would be that one secret; a server that reads it by hand gets it whole."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(20, 60), nn.ReLU(), nn.Linear(60, 3))
+    outcome = next(o for o in audited(model, TABLE[:1].repeat(80, 1), LABELS).outcomes if o.layer == "0")
+    assert outcome.status == "not tested"
+    assert "are the same" in outcome.reason
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from qbi import client_step, mount
-from qbi.attacks import Passive
+from qbi.attacks import Passive, Reading
 from qbi.attacks.behind import NEXT_TO_ZERO, Behind
 from qbi.data.images import normalised
 from qbi.extraction.directions import by_head, by_pattern, units
@@ -83,7 +83,7 @@ def test_an_honest_model_gives_more_than_half_as_many_images_as_it_has_neurons(c
     chosen = torch.randperm(len(cifar), generator=torch.Generator().manual_seed(0))[: 2 * size]
     x, y = normalised(cifar, chosen), cifar.labels[chosen]
     sent = mount(model, Passive(), x[:2], generator(0, "rows"), layer="1")
-    read = sent.read(client_step(model, x[:size], y[:size]))
+    read = sent.read(client_step(model, x[:size], y[:size]), Reading(largest=float(x.abs().max())))
     assert match(read.samples, x[:size].flatten(1))[EXACT].recall == 1
     assert match(read.samples, x[size:].flatten(1))[EXACT].recall == 0
     assert read.certified is not None

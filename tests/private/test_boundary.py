@@ -448,3 +448,91 @@ def test_a_pass_that_began_outside_is_charged_by_the_owners_name_and_limit(tmp_p
 def test_a_reply_of_many_records_stays(reply):
     with pytest.raises(NotReleased, match="records"):
         guarded_round(SiteSettings.of({}), SENT, lambda: reply, trains=True)
+
+
+def layered(order):
+    made = nn.Module()
+    for i in order:
+        made.add_module(f"l{i}", nn.Linear(6, 6, bias=False))
+    made.forward = lambda x: sum(getattr(made, f"l{i}")(x) for i in range(4))  # type: ignore[method-assign]
+    return made
+
+
+def test_a_second_training_does_not_put_arrays_without_names_into_an_order_of_its_own():
+    first = layered(range(4))
+    sent = {str(i): v.clone() for i, v in enumerate(first.state_dict().values())}
+    with inside(Boundary(sent)) as here:
+        private = Private(first, F.cross_entropy, bits=72, batch_size=8)
+        private.step(torch.optim.SGD(first.parameters(), lr=0.1), torch.rand(8, 6), torch.arange(8) % 6)
+        released = private.state_dict()
+        second = layered([2, 0, 3, 1])
+        second.load_state_dict(released)
+        other = Private(second, F.cross_entropy, bits=72).state_dict()
+        with pytest.raises(NotReleased):
+            here.check_arrays({str(i): v for i, v in enumerate(other.values())})
+        out = here.check_arrays({str(i): v for i, v in enumerate(released.values())})
+        assert all(torch.equal(a, b) for a, b in zip(out.values(), released.values(), strict=True))
+
+
+def test_a_trained_weight_that_the_state_does_not_name_is_refused_in_a_round():
+    class Local(nn.Linear):
+        def state_dict(self, *args, **kwargs):
+            found = super().state_dict(*args, **kwargs)
+            found.pop("bias")
+            return found
+
+    model = Local(12, 3)
+    with (
+        inside(Boundary({"weight": model.weight.detach().clone()})),
+        pytest.raises(NotReleased, match="“bias” is trained"),
+    ):
+        Private(model, F.cross_entropy, bits=72)
+
+
+def test_what_leaves_is_ours_whatever_is_written_into_the_reply_afterwards():
+    with inside(Boundary(SENT)) as here:
+        reply = trained(make()).state_dict()
+        out = here.check_arrays(reply)
+        before = {n: v.clone() for n, v in out.items()}
+        for value in reply.values():
+            value.fill_(4711)
+        assert all(torch.equal(out[n], v) for n, v in before.items())
+
+
+def test_a_load_that_is_interrupted_makes_nothing_public(monkeypatch):
+    model = make()
+    with inside(Boundary(SENT)) as here:
+        private = Private(model, F.cross_entropy, bits=72, batch_size=16)
+        begun = private.state_dict()
+
+        def interrupted(*_given):
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(here, "admit", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            private.load_state_dict({n: v + 1 for n, v in SENT.items()})
+        assert all(torch.equal(v, begun[n]) for n, v in private.state_dict().items())
+
+
+def test_one_ledger_with_two_names_is_charged_under_both_and_the_smaller_total_ends_it(tmp_path):
+
+    def round_of(data, total):
+        def work():
+            model = make()
+            private = Private(model, F.cross_entropy, bits=72, ledger=str(tmp_path / data), data=data, total=total)
+            optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
+            for x, y in private.batches((X, Y), batch_size=16):
+                private.step(optimiser, x, y)
+            return Reply({"arrays": private.state_dict()}, {})
+
+        settings = SiteSettings(inspect="off", ledger=str(tmp_path / data), data="clinic")
+        return guarded_round(settings, SENT, work, trains=True)
+
+    for data, expected in (("patients", {"clinic": 72, "patients": 72}), ("clinic", {"clinic": 72})):
+        round_of(data, 100)
+        spent: dict[str, float] = {}
+        for entry in Ledger(tmp_path / data).entries():
+            spent[entry.data] = spent.get(entry.data, 0) + entry.bits
+        assert spent == pytest.approx(expected)
+        with pytest.raises(BudgetSpent, match=data):
+            round_of(data, 100)

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from qbi.private import clipping, products
+from qbi.private import Private, clipping, products
 from qbi.private.planning import find_plan
 from qbi.private.samples import Evaluator
 
@@ -150,3 +150,34 @@ def test_what_is_formed_and_what_goes_by_products_agree(monkeypatch, most):
     evaluator.add(total, x, y, torch.ones(6, dtype=torch.bool), 0.5, find_plan(evaluator, x, y, 6))
     found = torch.cat([v.flatten() for v in total.values()])
     assert float((found - expected).norm()) < 2e-5 * float(expected.norm())
+
+
+class AlsoABias(nn.Module):
+    """A table whose rows are looked up, and which is the bias of a norm: the same values in two roles."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Parameter(torch.zeros(4, 8))
+
+    def forward(self, ids):
+        found = F.embedding(ids, self.table)
+        return (found + F.layer_norm(torch.zeros_like(found), (4, 8), None, self.table)).sum() * 100
+
+
+class TiedToANorm(nn.Module):
+    """A linear map, large enough to go by products, that is a norm's bias too."""
+
+    def __init__(self):
+        super().__init__()
+        self.map, self.norm = nn.Linear(40, 40, bias=False), nn.LayerNorm((40, 40))
+        self.norm.bias = self.map.weight
+
+    def forward(self, x):
+        return self.norm(x[:, None].expand(-1, 40, -1)).sum() * 50 + self.map(x).sum() * 50
+
+
+@pytest.mark.parametrize(("make", "x"), [(AlsoABias, torch.arange(4)[None]), (TiedToANorm, torch.ones(1, 40))])
+def test_a_weight_that_is_a_bias_too_is_measured_as_one_sum(make, x):
+    private = Private(make(), lambda out, _y: out, bits=72, batch_size=1)
+    private.add(x, torch.zeros(1))
+    assert 0.999 < float(private._sums.total.norm()) <= 1.001

@@ -161,3 +161,15 @@ def test_openssl_gives_the_rfc_block_that_the_gpu_test_compares_with():
     """RFC 8439, 2.3.2."""
     block = chacha_block(bytes(range(32)), 1, (0x09000000, 0x4A000000, 0))
     assert block[:16].hex() == "10f1e7e4d13b5915500fdd1fa32071c4"
+
+
+def test_there_is_one_zero():
+    """A sum just below nothing, and noise just below nothing, round to zeros whose sign would tell the sum's."""
+    grid = Grid.of(1.0, 0.1, 4)
+    for keys in (repeated_keys(3), system_key):
+        total = torch.full((2_000_000,), -0.3 * grid.step, dtype=torch.float64)
+        out = release(total, grid, keys=keys)
+        assert int((out == 0).sum()) > 0
+        assert not bool(((out == 0) & out.signbit()).any())
+    still = release(torch.full((8,), -0.3 * grid.step, dtype=torch.float64), Grid.of(1.0, 0.0, 4))
+    assert not bool(still.signbit().any())

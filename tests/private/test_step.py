@@ -11,6 +11,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 from qbi.private import BudgetSpent, Private, find_rate, with_group_norm
 from qbi.private.keystream import repeated_keys
+from qbi.theory import guarantees
 
 X = torch.randn(40, 12, generator=torch.Generator().manual_seed(0))
 Y = (X[:, :3]).argmax(1)
@@ -328,3 +329,19 @@ def test_chances_under_poisson_sampling_lie_between_none_and_all():
     assert 0.01 < poisson_reconstruction(0.01, 0.5, 0.1, 5) < reconstruction(0.01, 0.5, 5)
     one = 0.9 * 0.01 + 0.1 * reconstruction(0.01, 0.5, 1)
     assert poisson_reconstruction(0.01, 0.5, 0.1, 1) == pytest.approx(one)
+
+
+@pytest.mark.parametrize("sampling", ["passes", "poisson"])
+def test_epsilon_counts_steps_on_samples_that_nobody_drew(sampling):
+    model = small()
+    private = Private(model, bits=1, batch_size=16)
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(5):
+        private.step(optimiser, X[:16], Y[:16])
+    before = private.epsilon()
+    for x, y in private.batches((X[:16], Y[:16]), batch_size=8, sampling=sampling):
+        private.step(optimiser, x, y)
+    times = 6 if sampling == "passes" else 7
+    assert before == pytest.approx(guarantees.epsilon(1e-5, private.budget.noise, 5), rel=1e-3)
+    assert private.epsilon() == pytest.approx(guarantees.epsilon(1e-5, private.budget.noise, times), rel=1e-3)
+    assert f"ε = {private.epsilon():.3g}" in private.meaning()

@@ -70,7 +70,8 @@ def test_every_trained_parameter_is_accounted_for():
         evaluator, plan = fuzz.evaluator_of(c)
         if not plan.mapped:
             continue
-        uses, unknown, _, _ = evaluator.mapped(c.x, c.y, plan)
+        with evaluator.mapped(c.x, c.y, plan) as (uses, unknown, _, _):
+            pass
         explained = {n for u in uses for n in u.names} | plan.whole
         assert not unknown
         assert explained <= set(evaluator.parameters)

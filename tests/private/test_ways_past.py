@@ -1,6 +1,7 @@
 """Every way past the guards before this one, tried against the step that is ours; and what they refused though it was harmless."""
 
 import math
+import threading
 
 import fuzz
 import pytest
@@ -495,6 +496,48 @@ def test_momentum_that_torch_does_not_see_written_is_put_back(make, tamper):
         private.step(optimiser, X, Y)
         left[tampered] = private.state_dict()
     assert all(torch.equal(left[True][n], v) for n, v in left[False].items())
+
+
+class InNumpy(torch.optim.Optimizer):
+    """Momentum in an array of numpy's, as optimisers do that keep it elsewhere."""
+
+    def __init__(self, params):
+        super().__init__(params, {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for p in self.param_groups[0]["params"]:
+            kept = self.state[p].setdefault("m", p.grad.numpy() * 0)
+            kept += p.grad.numpy()
+            p -= 0.1 * torch.from_numpy(kept)
+
+
+def test_an_optimiser_that_keeps_what_nobody_can_put_back_is_refused():
+    model = two_layers()
+    private, optimiser = Private(model, bits=1, batch_size=B), InNumpy(model.parameters())
+    private.step(optimiser, X, Y)
+    with pytest.raises(BadValue, match="tensors and numbers"):
+        private.step(optimiser, X, Y)
+
+
+def test_parts_that_are_added_while_another_thread_steps_wait_for_it(monkeypatch):
+    model = two_layers()
+    private, optimiser = private_of(model)
+    entered, order = threading.Event(), []
+    release = private._release
+
+    def slowly():
+        entered.set()
+        adding.join(0.5)
+        order.append("released")
+        release()
+
+    monkeypatch.setattr(private, "_release", slowly)
+    adding = threading.Thread(target=lambda: (entered.wait(), private.add(X, Y), order.append("added")))
+    adding.start()
+    private.step(optimiser, X, Y)
+    adding.join()
+    assert order == ["released", "added"]
 
 
 def test_an_optimiser_with_numbers_from_elsewhere_is_refused():

@@ -76,9 +76,7 @@ class InGramSpace:
 @dataclass(frozen=True)
 class Reading:
     """What a server knows when it reads an update, beside the model it sent.
-
     `rounding` is the relative error of the gradients (their own type's if not given); `loss` is the client's loss on a batch.
-
     >>> Reading(rounding=2.0**-8, targets="numbers").targets
     'numbers'
     """
@@ -88,6 +86,8 @@ class Reading:
     targets: Literal["classes", "numbers"] = "classes"
     """What the client's targets are: classes are tried one by one, numbers are solved for."""
     seed: int = 0
+    largest: float | None = None
+    """The largest value, of either sign, that can arrive at the layer: nothing is certified where it is not known (`certifying.hides_nothing`)."""
 
 
 @dataclass(frozen=True)

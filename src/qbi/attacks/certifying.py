@@ -17,8 +17,11 @@ a sample, and only if all of this holds:
   the same, and mixtures pass for one;
 - what it sends to all rows lies in the space that the update allows, and nothing else that could be sent through the rows it fires does: several
   samples that fire the same rows fill that space, and their mixtures lie in it;
-- it is not one that is listed already, and there are no more of them than samples in the batch.
+- it is not one that is listed already, and there are no more of them than samples in the batch;
+- of a sample as large as inputs can be, what those tests would let pass is a thousandth of it at most.
 """
+
+import math
 
 import torch
 from jaxtyping import Bool, Float64
@@ -78,6 +81,20 @@ def certify(system: System, tail: ByLabel | ByNumber | None, found: Recovered, b
     out = none.clone()
     out[kept] = True
     return out if len(kept) <= (batch_size or system.rank) else none
+
+
+def hides_nothing(
+    system: System, error: Float64[Tensor, " s"], samples: Tensor, largest: float | None
+) -> Bool[Tensor, " s"]:
+    """Whether no part of another sample can stand in each, that would matter, if no input is larger than this; never where that is not known.
+
+    Two samples of a label can send back the same but for a factor t. The row test lets t pass up to its bound, and then t times the other
+    stands in the one that is read: in inputs that no row weighs nobody would see it.
+    """
+    longest = math.inf if largest is None else largest * math.sqrt(samples.shape[1])
+    hidden = row_bound(system, error).to(samples.device) * longest
+    none: Tensor = hidden <= SAME_SAMPLE * samples.double().norm(dim=1)
+    return none
 
 
 OTHERS_OUTSIDE = 1e-6

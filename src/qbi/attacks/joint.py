@@ -7,7 +7,7 @@ from torch import Tensor
 
 from qbi.attacks.base import Carried, Reading
 from qbi.attacks.behind import SeesPositions
-from qbi.attacks.certifying import certify
+from qbi.attacks.certifying import certify, hides_nothing
 from qbi.attacks.edges import by_zeros
 from qbi.attacks.explaining import ByLabel, ByNumber, tail_for
 from qbi.errors import CannotRead
@@ -68,7 +68,7 @@ def read_whole(sent: Carried, update: Update, how: Reading, *, unmixing: bool = 
         samples=sent.carrier.read(samples),
         rows=system.kept[found.rows].to(device),
         support=torch.ones_like(found.rows).to(device),
-        certified=found.certified.to(device),
+        certified=found.certified.to(device) & hides_nothing(system, found.error, samples, how.largest),
         labels=found.labels.to(device),
         error=found.error.float().to(device),
     )

@@ -73,16 +73,9 @@ def assemble(
     points = budget_points(samples, campaign.seed)
     aside, left = _side_information(campaign, seen)
     missing = [*untested, *left]
-    full = [
-        a
-        for a in attempts
-        if a.outcome.crafted
-        and strongest is not None
-        and a.finding is strongest.finding
-        and len(a.trials) == campaign.batches
-    ]
-    trials = [trial for a in full for trial in a.trials]
-    judged = tuple(a.outcome for a in attempts if not a.outcome.crafted or a in full)
+    none: tuple[str, ...] = ()
+    advice = _unless_it_fails(lambda: advise(worst, after, curve, client, findings, points), none, failed)
+    doubts = _unless_it_fails(lambda: _doubts(campaign, attempts, strongest, seen, missing), none, failed)
     return AuditResult(
         model=asked.model,
         parameters=sum(p.numel() for p in campaign.model.parameters()),
@@ -103,9 +96,8 @@ def assemble(
         defences=after,
         curve=curve,
         budgets=points,
-        advice=advise(worst, after, curve, client, findings, points),
-        doubts=find_doubts(findings, judged, missing, trials, traced, samples, client, campaign.batches)
-        + _lost(failed),
+        advice=advice,
+        doubts=doubts + _lost(failed),
         gallery=Gallery() if strongest is None else make_gallery(strongest.trials[0], strongest.mounted, samples),
         decoded=pictures,
         matched=_matched(campaign, attempts, asked, say),
@@ -119,6 +111,29 @@ def assemble(
         seed=campaign.seed,
         versions={"qbi": qbi.__version__, "torch": torch.__version__, "python": platform.python_version()},
         seconds=time.perf_counter() - asked.started,
+    )
+
+
+def _doubts(
+    campaign: Campaign,
+    attempts: Sequence[Attempt],
+    strongest: Attempt | None,
+    seen: Survey,
+    missing: Sequence[Untested],
+) -> tuple[str, ...]:
+    """Of what was tried in full on the layer that gives most away, and by who only looks on."""
+    full = [
+        a
+        for a in attempts
+        if a.outcome.crafted
+        and strongest is not None
+        and a.finding is strongest.finding
+        and len(a.trials) == campaign.batches
+    ]
+    trials = [trial for a in full for trial in a.trials]
+    judged = tuple(a.outcome for a in attempts if not a.outcome.crafted or a in full)
+    return find_doubts(
+        seen.findings, judged, missing, trials, seen.traced, campaign.samples, campaign.client, campaign.batches
     )
 
 

@@ -202,6 +202,7 @@ class Campaign(Domain):
             beyond={t: sum(trial.guess.beyond[t] for trial in trials) / len(trials) for t in THRESHOLDS},
             up_to_factor=trials[0].up_to_factor,
             centred=all(trial.centred for trial in trials),
+            repeats=any(trial.repeats for trial in trials),
         )
 
     def _predicted(self, mounted: Mounted, trial: Trial) -> Leakage | None:

@@ -67,7 +67,7 @@ class Finding:
     @property
     def is_provable(self) -> bool:
         """Whether attacks in full could show that nothing is read here."""
-        return self.followed and self.target.has_bias and self.target.rectified
+        return self.reach == "exact" and self.followed and self.target.has_bias and self.target.rectified
 
     @property
     def is_head(self) -> bool:

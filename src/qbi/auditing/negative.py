@@ -1,8 +1,9 @@
 """When “tested, nothing read” may be said of a layer, and what is said in its place where it may not.
 
 An attack that reads nothing shows that this attack reads nothing. To call a layer tested, everything that is known to decide what a
-server reads there must have been in the attacks' reach: rows and biases that can be written, a rectifier right behind them, nothing that
-undoes what they read, and several attacks on every batch. Wherever one of these is missing, a server that answers to it was not tried,
+server reads there must have been in the attacks' reach: a way on which every value of the sample arrives, one position for each sample, rows
+and biases that can be written, a rectifier right behind them, nothing that undoes what they read, samples that differ, and several attacks
+on every batch. With all of this samples stand alone in rows, so little is ever called tested with nothing read. Wherever one of these is missing, a server that answers to it was not tried,
 and the layer is not tested.
 """
 
@@ -52,12 +53,18 @@ def _by_layer(result: "AuditResult", crafted: Sequence["AttackOutcome"], finding
         )
     if any(name in result.elsewhere for name in finding.parameters):
         return "its weights are used in other ways too; servers that tell the uses apart were not tried."
+    if finding.reach != "exact":
+        return "not every value of a sample was brought to it; servers that set what stands before it otherwise were not tried."
+    if any(a.unit != "samples" for a in crafted):
+        return "it sees positions one by one; servers that let one of them speak at a time, by what stands behind it, were not tried."
     if not finding.followed:
         return "what stands behind it could not be followed; servers that set it were not tried."
     if not finding.target.has_bias:
         return "it has no bias; rows were silenced by the data's mean alone, and other ways to do so were not tried."
     if any(a.measured.recall > 0 for a in crafted):
         return "samples stood alone in its rows, but too little came back for them; servers that set what stands behind it were not tried."
+    if any(a.repeats for a in crafted):
+        return "samples of a batch are the same, so none stands alone; servers that count on that were not tried."
     if not finding.target.rectified:
         return "no rectifier stands right behind it; servers that set what stands behind it were not tried."
     return ""

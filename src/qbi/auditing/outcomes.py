@@ -51,6 +51,8 @@ class AttackOutcome:
     """Whether the layer has no bias, and what is read is known up to one number each."""
     centred: bool = False
     """Whether a norm behind the layer takes the mean off what comes back: quotients of rows mean nothing there."""
+    repeats: bool = False
+    """Whether some sample stood in a batch more than once."""
     certified: float | None = None
     """Candidates that the reader proved without the truth, per batch; None where its attack proves none."""
 
@@ -68,11 +70,11 @@ class AttackOutcome:
         """Whether something is read that well, or better, and a guess would miss it: anything where a match is close, clearly much else."""
         return beats_a_guess(self.guessed, self.beyond, wanted)
 
-    def badness(self, wanted: Threshold) -> tuple[float, float, bool, bool, float]:
-        """The one order of outcomes: what is read at a threshold, what exactly, whole samples first, then servers that change nothing."""
+    def badness(self, wanted: Threshold) -> tuple[bool, float, float, bool, bool, float]:
+        """The one order of outcomes: whether anything is read, what at a threshold, what exactly, whole samples first, then servers that change nothing."""
         exact = self.recall if self.reads else 0.0
         every = sum(interval.mean for interval in self.recovered.values())
-        return self.share_at(wanted), exact, self.whole_samples, not self.crafted, every
+        return self.reads, self.share_at(wanted), exact, self.whole_samples, not self.crafted, every
 
     def share_at(self, wanted: Threshold) -> float:
         """What is read at a threshold, where it is more than a guess."""

@@ -140,7 +140,9 @@ def _heuristics(without: DefenceOutcome | None, tried: Sequence[DefenceOutcome])
 
 
 def _other_sizes(worst: AttackOutcome, curve: Curve, client: Client, findings: Sequence[Finding]) -> list[str]:
-    out = []
+    out: list[str] = []
+    if client.batch_size not in curve.batch_sizes:
+        return out  # larger than was predicted for
     neurons = next(f.target.neurons for f in findings if f.name == worst.layer)
     now = curve.at(client.batch_size, neurons)
     larger = [b for b in curve.batch_sizes if b >= 4 * client.batch_size and curve.at(b, neurons) <= now - WORTH_IT]

@@ -83,6 +83,7 @@ def audit(
     """
     started = time.perf_counter()
     say = progress or (lambda _what: None)
+    _check_model(model)
     wanted = select(attacks, "audit")
     client = client or Client()
     if batches < 1:
@@ -145,6 +146,15 @@ def _check_data(samples: Samples, client: Client) -> None:
             raise DataError(f"{samples.name}: it has NaN or infinite values; clean the data first.")
     if len(samples) < client.samples:
         raise DataError(f"data: a batch of {client.samples} is larger than the data; there are {len(samples)} samples.")
+
+
+def _check_model(model: object) -> None:
+    if isinstance(model, torch.jit.ScriptModule):
+        raise BadValue(
+            "model: it was compiled by torch.jit and cannot be looked into; give the module that it was made of."
+        )
+    if not isinstance(model, nn.Module):
+        raise BadValue(f"model: a {type(model).__name__} is no torch.nn.Module; give the model itself.")
 
 
 def _check_parameters(model: nn.Module) -> None:

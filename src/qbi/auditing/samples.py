@@ -11,7 +11,7 @@ from torch import Tensor
 
 from qbi.carrier import flat
 from qbi.data.images import denormalised, normalised, unit_pixels
-from qbi.errors import DataError
+from qbi.errors import DataError, first_line
 from qbi.records import ImageData, TextData
 
 
@@ -160,6 +160,16 @@ Data = Samples | ImageData | TextData | Tensor | tuple[Tensor, ...] | Any
 
 def as_samples(data: Data) -> Samples:
     """Whatever a user has, as samples."""
+    try:
+        return _as_samples(data)
+    except (TypeError, ValueError, RuntimeError) as problem:
+        raise DataError(
+            f"data: it cannot be made into tensors of one shape ({first_line(problem)}). Give tensors or arrays (x, y), a dictionary of them, or "
+            "a data set of pairs; words and labels as numbers."
+        ) from problem
+
+
+def _as_samples(data: Data) -> Samples:
     if isinstance(data, Samples):
         return data
     if isinstance(data, ImageData):

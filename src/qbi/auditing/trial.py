@@ -48,6 +48,8 @@ class Trial:
     """The same of samples that are in no batch: what somebody who read nothing would guess from."""
     up_to_factor: bool = False
     """Whether the layer has no bias, and what is read is known up to one number."""
+    repeats: bool = False
+    """Whether the same stands in the batch more than once."""
     centred: bool = False
     """Whether what comes back to each row adds up to nothing, as behind a batch norm."""
 
@@ -77,7 +79,9 @@ def read_update(
     if client.local_steps:
         update = without_decay(update, mounted.model, client.training, client.local_steps * client.training.epochs)
     targets: Literal["classes", "numbers"] = "numbers" if samples.targets.is_floating_point() else "classes"
-    how = Reading(loss=loss, targets=targets, rounding=ROUNDINGS[client.precision], seed=seed)
+    # The server knows the range of what clients have: that of all samples that were looked at.
+    largest = max(float(a.seen.features.abs().max()) for a in (sent, elsewhere) if a is not None)
+    how = Reading(loss=loss, targets=targets, rounding=ROUNDINGS[client.precision], seed=seed, largest=largest)
     exact = in_sample_space(mounted, sent.inputs)
     truth, others = (
         None if a is None else truth_of(mounted, a.inputs, a.seen.features, samples, exact=exact)
@@ -104,6 +108,7 @@ def read_update(
         unit,
         span,
         others,
+        repeats=len(truth.unique(dim=0)) < len(truth),
         up_to_factor=mounted.carrier.reference is not None,
         centred=sent.centred and mounted.carrier.norm is None,
     )

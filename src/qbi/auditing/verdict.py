@@ -119,6 +119,12 @@ def _side_information(result: "AuditResult") -> str:
 
 def _not_tested(result: "AuditResult") -> str:
     left = [o for o in result.outcomes if o.status == "not tested"]
+    if not left and result.attacks:
+        undecided = result.sentences is not None and not result.sentences.decided
+        reason = (
+            result.sentences.reason if undecided and result.sentences is not None else "they could not be looked for."
+        )
+        return f"Not tested: what stands beside its layers, labels, tokens and sentences ({reason.rstrip('.')})."
     if not left:
         return "Not tested: the model has no trained parameter that an attack could be tried on."
     more = f" and {len(left) - 1} more" if len(left) > 1 else ""

@@ -59,9 +59,11 @@ class Account:
                 f"participations, and one more costs {more:.3g}. State a larger total= before training, or stop here."
             )
         self.running, self.paid_to = participations, set()
+        if self.ledger is not None:
+            self.ledger.check(self.data, more, self.total)
         self.settle()
         # A pass that began outside of a round is in the ledger by the training's own name and total; the owner's round charges it again, by its own.
-        if self.ledger is not None and self.ledger.path.resolve() not in self.paid_to:
+        if self.ledger is not None and (self.ledger.path.resolve(), self.data) not in self.paid_to:
             self.ledger.spend(self.data, self.family, self.budget.noise, participations, limit=self.total)
         self.participations += participations
 

@@ -52,8 +52,8 @@ class Boundary:
     metrics: Mapping[str, AllowedNumber] = field(default_factory=dict)
     limit: float = math.inf
     pay: Callable[[float], None] | None = None
-    ledger: Path | None = None
-    """Where `pay` writes: a private training that names the same file is not counted twice."""
+    ledger: tuple[Path, str] | None = None
+    """Where `pay` writes, and under which name: a private training that names the same file and data is not counted twice."""
     spent: float = 0.0
     training: object = None
     """The private training that was let in last."""
@@ -87,12 +87,12 @@ class Boundary:
     def admit(self, training: object, start: State, names: Sequence[str] = ()) -> None:
         """Let a private training in, if it begins with what the server sent or with one state that was released.
 
-        Arrays that were sent without names get those of the model's state (`names`), in order, for comparison; they leave as they came. From
+        Arrays that were sent without names get those of the first model's state (`names`), in order, for comparison; they leave as they came. From
         then on its states may leave, and those of trainings before it no longer do: which of several comes, or of which each array is, would say
         something that nobody paid for.
         """
         known = self.known
-        if _unnamed(self.sent) and len(names) == len(self.sent):
+        if known is self.sent and _unnamed(self.sent) and len(names) == len(self.sent):
             known = dict(zip(names, self.sent.values(), strict=True))
         public = [known, *self.released]
         if not start or not any(all(_same(k if n in k else known, n, v) for n, v in start.items()) for k in public):
@@ -130,8 +130,12 @@ class Boundary:
         for released in safe:
             # As it was sent is for what was not trained: which arrays come back unmoved must not be chosen.
             if all(_same(released if n in released else self.known, n, v) for n, v in named.items()):
-                pairs = zip(self.sent, self.known, strict=True)
-                out = {theirs: named[own] for theirs, own in pairs if own in named}
+                # Our own copies: the client's code may still write into its tensors.
+                own = {
+                    n: (released if n in released else self.known)[n].detach().clone().to(v.device)
+                    for n, v in named.items()
+                }
+                out = {theirs: own[n] for theirs, n in zip(self.sent, self.known, strict=True) if n in own}
                 return out if {*named} == {*state} else {str(i): v for i, v in enumerate(out.values())}
         culprit = next((n for n, v in named.items() if not any(_same(s, n, v) for s in safe)), next(iter(named)))
         raise NotReleased(

@@ -15,7 +15,8 @@ Together below `ROUNDING`, which is part of the sensitivity. A server cannot mak
 raise the norm, and the sample counts for less.
 """
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -105,7 +106,7 @@ def _sorted(
     """Samples' gradients by parameter where they are formed; the uses whose weight goes by products."""
     formed = {name: _only(gradients.float(), fine) for name, gradients in whole.items()}
     products = []
-    often = _often(uses)
+    often = _often(part.use for part in uses) | set(whole)
 
     def add(name: str, gradients: Tensor) -> None:
         formed[name] = formed[name] + gradients if name in formed else gradients
@@ -122,17 +123,14 @@ def _sorted(
             products.append(clean)
         else:
             add(use.weight, kind.weight_gradients(clean.given, clean.back).float())
+    assert not formed.keys() & {part.use.weight for part in products}, "a parameter's norm is taken in one way"
     return formed, products
 
 
-def _often(uses: Sequence[Returned]) -> set[str]:
-    """Weights with more than one use: their gradient is a sum, so its norm is known only when it is formed."""
-    seen: set[str] = set()
-    often: set[str] = set()
-    for part in uses:
-        if part.use.weight is not None:
-            (often if part.use.weight in seen else seen).add(part.use.weight)
-    return often
+def _often(uses: Iterable[Use]) -> set[str]:
+    """Parameters with more than one use, as a weight or as a bias: their gradient is a sum, so its norm is known only when it is formed."""
+    roles = Counter(name for use in uses for name in (use.weight, use.bias) if name is not None)
+    return {name for name, times in roles.items() if times > 1}
 
 
 def by_products(use: Use, back: Tensor) -> bool:
@@ -151,8 +149,7 @@ def by_products(use: Use, back: Tensor) -> bool:
 
 def formed_values(uses: Sequence[Use], whole: dict[str, torch.Size], shapes: dict[str, torch.Size]) -> int:
     """Values that are formed for each sample, for planning how many samples go at once."""
-    weights = [u.weight for u in uses if u.weight is not None]
-    names = {n for n in weights if weights.count(n) > 1} | set(whole)
+    names = _often(uses) | set(whole)
     for use in uses:
         if use.weight is not None and not by_products(use, use.out.movedim(use.axis, 0)[:1]):
             names.add(use.weight)

@@ -14,9 +14,12 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
-OWN = frozenset(vars(nn.Module())) - {"training"}
-"""Attributes that every module has: parameters, buffers, hooks."""
+from qbi.errors import BadValue, first_line
+
+OWN = frozenset(k for k, v in vars(nn.Module()).items() if isinstance(v, dict | set))
+"""Attributes in which every module keeps parameters, buffers, other modules and hooks: which these are is put back, and not what they hold."""
 
 FIXED = (
     int,
@@ -45,9 +48,10 @@ def forgetful(*holders: Any) -> Iterator[None]:
     places = [vars(m) for m in modules] + [
         vars(h) for h in holders if not isinstance(h, nn.Module | types.FunctionType) and hasattr(h, "__dict__")
     ]
-    kept = [(own, {k: _copied(v, memo) for k, v in own.items() if k not in OWN}) for own in places]
-    cells = [c for h in holders for c in getattr(h, "__closure__", None) or ()]
-    closed = [(c, _copied(c.cell_contents, memo)) for c in cells if not _is_empty(c)]
+    kept = [(own, {k: _kept(k, v, memo) for k, v in own.items()}) for own in places]
+    functions = [*holders, *(f for own in places for f in _functions(own))]
+    cells = list({id(c): c for f in functions for c in getattr(f, "__closure__", None) or ()}.values())
+    closed = [(c, _kept("a variable of a function", c.cell_contents, memo)) for c in cells if not _is_empty(c)]
     # A loss's or an augmentation's own buffers; those of the model are copies already.
     buffers = [(b, b.detach().clone()) for h in holders[1:] if isinstance(h, nn.Module) for b in h.buffers()]
     drawn, numbers = random.getstate(), np.random.get_state()
@@ -55,7 +59,7 @@ def forgetful(*holders: Any) -> Iterator[None]:
         yield
     finally:
         for own, attributes in kept:
-            for name in [k for k in own if k not in attributes and k not in OWN]:
+            for name in [k for k in own if k not in attributes]:
                 del own[name]
             own.update({k: _again(v) for k, v in attributes.items()})
         for cell, value in closed:
@@ -63,8 +67,19 @@ def forgetful(*holders: Any) -> Iterator[None]:
         with torch.no_grad():
             for buffer, value in buffers:
                 buffer.copy_(value)
+        for function in functions:
+            if callable(forget := getattr(function, "cache_clear", None)):
+                forget()
         random.setstate(drawn)
         np.random.set_state(numbers)
+
+
+def _functions(own: dict[str, Any]) -> Iterator[Any]:
+    """What an object calls that closes over something, or remembers what it was called with: attributes, and the hooks of a module."""
+    for value in own.values():
+        for one in value.values() if isinstance(value, dict) else (value,):
+            if isinstance(one, types.FunctionType) or hasattr(one, "cache_clear"):
+                yield one
 
 
 class _Drawn:
@@ -74,23 +89,58 @@ class _Drawn:
         self.generator, self.state = generator, generator.get_state()
 
 
+class _Held:
+    """A dictionary or set of a module's own, and what was in it."""
+
+    def __init__(self, place: Any) -> None:
+        self.place, self.inside = place, place.copy()
+
+    def again(self) -> Any:
+        """The same one, with the same in it."""
+        self.place.clear()
+        self.place.update(self.inside)
+        return self.place
+
+
+def _kept(name: str, value: Any, memo: dict[int, Any]) -> Any:
+    if name in OWN and isinstance(value, dict | set):
+        return _Held(value)
+    try:
+        return _copied(value, memo)
+    except Exception as problem:
+        raise BadValue(
+            f"private: what the model or the loss keeps as “{name}” ({type(value).__name__}) cannot be copied ({first_line(problem)}), so nobody could "
+            "put back what one sample left there for the next. Keep it outside of them."
+        ) from problem
+
+
 def _copied(value: Any, memo: dict[int, Any]) -> Any:
-    if isinstance(value, FIXED) or id(value) in memo or isinstance(value, nn.Module):
+    if isinstance(value, FIXED):
         return value
+    if id(value) not in memo:
+        memo[id(value)] = _copy(value, memo)
+    return memo[id(value)]
+
+
+def _copy(value: Any, memo: dict[int, Any]) -> Any:
     if isinstance(value, torch.Generator):
         return _Drawn(value)
-    if type(value) is Tensor:
-        return value.detach().clone() if value.is_leaf else value
-    try:
-        return copy.deepcopy(value, dict(memo))
-    except Exception:
-        return value  # what cannot be copied, such as an open file, is left as it is
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    if isinstance(value, dict | list | tuple):
+        found, form = tree_flatten(value)
+        return tree_unflatten([_copied(v, memo) if v is not value else copy.deepcopy(v, memo) for v in found], form)
+    return copy.deepcopy(value, memo)
 
 
 def _again(value: Any) -> Any:
+    if isinstance(value, _Held):
+        return value.again()
     if isinstance(value, _Drawn):
         value.generator.set_state(value.state)
         return value.generator
+    if isinstance(value, dict | list | tuple) and any(isinstance(v, _Drawn) for v in tree_leaves(value)):
+        return tree_map(lambda v: _again(v) if isinstance(v, _Drawn) else v, value)
     return value
 
 
@@ -102,7 +152,20 @@ def _is_empty(cell: Any) -> bool:
 
 
 def seed_all(seed: int) -> None:
-    """One sample's own random numbers, of torch, Python and numpy."""
+    """One sample's own random numbers, of torch, Python and numpy; inside of what puts them back."""
     torch.default_generator.manual_seed(seed)
     random.seed(seed)
     np.random.seed(seed % 2**32)
+
+
+@contextlib.contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Random numbers from a seed; afterwards, those that would have come."""
+    drawn, numbers = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng(devices=[]):
+            seed_all(seed)
+            yield
+    finally:
+        random.setstate(drawn)
+        np.random.set_state(numbers)

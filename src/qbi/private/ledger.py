@@ -121,19 +121,10 @@ class Ledger:
         note: str = "",
     ) -> float:
         """Write participations down, if the limit in bits allows it; the bits spent on the data set so far."""
+        more = guarantees.bits(noise, participations)
         with self._open() as connection:
             self._check_mark(connection)
-            before = self._bits(connection, data)
-            more = guarantees.bits(noise, participations)
-            if limit is not None and before + more > limit * (1 + 1e-9):
-                where = (
-                    ", ".join(f"{name}: {bits:.3g}" for name, bits in self._by_family(connection, data).items())
-                    or "nothing yet"
-                )
-                raise BudgetSpent(
-                    f"the budget of “{data}” is used up: {before:.4g} of {limit:.4g} bits about each sample have left ({where}); "
-                    f"this step would add {more:.3g}. Raise the limit, or let no more of this data out."
-                )
+            before = self._within(connection, data, more, limit)
             row = (datetime.now(UTC).isoformat(timespec="seconds"), data, family, noise, participations, note)
             number = connection.execute(
                 "INSERT INTO spent (at, data, family, noise, participations, note) VALUES (?, ?, ?, ?, ?, ?)", row
@@ -143,6 +134,24 @@ class Ledger:
             write_atomically(self.mark, json.dumps({"last": number}).encode())
             connection.execute("BEGIN")
         return before + more
+
+    def check(self, data: str, more: float, limit: float) -> None:
+        """Raises where so many bits more pass the limit; nothing is written down."""
+        with self._open() as connection:
+            self._check_mark(connection)
+            self._within(connection, data, more, limit)
+
+    def _within(self, connection: sqlite3.Connection, data: str, more: float, limit: float | None) -> float:
+        """The bits spent on the data set so far, if the limit allows so many more."""
+        spent = self._by_family(connection, data)
+        before = sum(spent.values())
+        if limit is not None and before + more > limit * (1 + 1e-9):
+            where = ", ".join(f"{name}: {bits:.3g}" for name, bits in spent.items()) or "nothing yet"
+            raise BudgetSpent(
+                f"the budget of “{data}” is used up: {before:.4g} of {limit:.4g} bits about each sample have left ({where}); "
+                f"this step would add {more:.3g}. Raise the limit, or let no more of this data out."
+            )
+        return before
 
     def entries(self, data: str | None = None) -> list[Entry]:
         """Everything, in the order in which it was written; the clock does not matter."""
@@ -175,10 +184,6 @@ class Ledger:
         for family, noise, participations in rows:
             out[family] = out.get(family, 0.0) + guarantees.bits(noise, participations)
         return out
-
-    @classmethod
-    def _bits(cls, connection: sqlite3.Connection, data: str) -> float:
-        return sum(cls._by_family(connection, data).values())
 
 
 def _tables(connection: sqlite3.Connection) -> set[str]:

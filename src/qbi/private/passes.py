@@ -16,7 +16,8 @@ class Passes:
     """Passes over data sets, one after the other."""
 
     draws: list[tuple[str, float, int]] = field(default_factory=list)
-    """For each pass: how it was drawn, the share of the data in a batch, the number of batches."""
+    """For each pass: how it was drawn, the share of the data in a batch, the number of batches. For each step on samples that were not
+    drawn here: `given`, all of the data, how often a sample may be in it."""
     left: int | None = None
     """Samples of the last batch that were not used yet; none where batches are not drawn here."""
     _now: object = None
@@ -69,6 +70,10 @@ class Passes:
             )
         self.left -= count
 
+    def give(self, times: int) -> None:
+        """A step on samples that were not drawn here: each may be in it so many times."""
+        self.draws.append(("given", 1.0, times))
+
     def release(self) -> None:
         """A step is made: what is left of its batch is not for the next one."""
         self._refuse_fork()
@@ -89,10 +94,13 @@ class Passes:
             return None
         return self.draws[0][1], sum(steps for _, _, steps in self.draws)
 
-    def epsilon(self, budget: Budget, delta: float, participations: float) -> float:
-        """ε of all passes; by an accountant where all batches were Poisson samples of one rate."""
+    def epsilon(self, budget: Budget, delta: float) -> float:
+        """ε of all passes and steps; by an accountant where all batches were Poisson samples of one rate."""
         if self.poisson is not None:
             return guarantees.poisson_epsilon(delta, budget.noise, *self.poisson)
-        # Poisson samples of several rates, or mixed with passes: as if each step had every sample.
-        times = sum(steps if kind == "poisson" else 1 for kind, _, steps in self.draws) or participations
-        return guarantees.epsilon(delta, budget.noise, times)
+        return guarantees.epsilon(delta, budget.noise, self.times) if self.times else 0.0
+
+    @property
+    def times(self) -> int:
+        """How often a sample may have been there: Poisson samples of several rates, or mixed with others, as if each step had every sample."""
+        return sum(1 if kind == "passes" else steps for kind, _, steps in self.draws)

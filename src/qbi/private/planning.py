@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_map
 from qbi.errors import QbiError, first_line
 from qbi.private.arithmetic import dense, exact_arithmetic, full_precision
 from qbi.private.clipping import MOST_FORMED, MOST_FORMED_ON_CPU, formed_values
-from qbi.private.forgetting import seed_all
+from qbi.private.forgetting import seeded
 from qbi.private.products import returned
 from qbi.private.samples import Evaluator, Plan
 from qbi.uses import Use
@@ -66,10 +66,10 @@ def find_plan(evaluator: Evaluator, inputs: Any, targets: Any, most: int) -> Pla
 
 def _seen(evaluator: Evaluator, x: Any, y: Any, plan: Plan) -> tuple[list[Use], set[str]]:
     """The uses of weights in one pass and weights without a rule; fails where the pass or its gradients do."""
-    uses, unknown, losses, roots = evaluator.mapped(x, y, plan)
-    wanted = [*(u.out for u in uses), *roots.values()]
-    if wanted:
-        torch.autograd.grad(losses.sum(), wanted, allow_unused=True)
+    with evaluator.mapped(x, y, plan) as (uses, unknown, losses, roots):
+        wanted = [*(u.out for u in uses), *roots.values()]
+        if wanted:
+            torch.autograd.grad(losses.sum(), wanted, allow_unused=True)
     return uses, unknown
 
 
@@ -109,8 +109,7 @@ def _unlike(one: Mapping[str, Tensor], other: Mapping[str, Tensor], whole: froze
 
 
 def _seeded(evaluator: Evaluator, x: Any, y: Any, plan: Plan) -> dict[str, Tensor]:
-    with torch.random.fork_rng(devices=[]):
-        seed_all(0)
+    with seeded(0):
         return _gradients(evaluator, x, y, plan)
 
 
@@ -122,20 +121,20 @@ def _plain(evaluator: Evaluator, x: Any, y: Any, seed: int) -> dict[str, Tensor]
     }
     for number in range(2):
         first, target = tree_map(lambda v, number=number: v[number], (x, y))
-        value, own = evaluator.alone(first, target, seed=seed)
-        if value.requires_grad:
-            found = torch.autograd.grad(value, list(own.values()), materialize_grads=True)
-            for n, g in zip(own, found, strict=True):
-                out[n] += dense(g)
+        with evaluator.alone(first, target, seed=seed) as (value, own):
+            if value.requires_grad:
+                found = torch.autograd.grad(value, list(own.values()), materialize_grads=True)
+                for n, g in zip(own, found, strict=True):
+                    out[n] += dense(g)
     return out
 
 
 def _gradients(evaluator: Evaluator, x: Any, y: Any, plan: Plan) -> dict[str, Tensor]:
     """The sum over samples of every gradient, as a plan forms them."""
-    uses, _, losses, roots = evaluator.mapped(x, y, plan)
     names = sorted(plan.whole)
-    wanted = [*(use.out for use in uses), *(roots[n] for n in names)]
-    gradients = torch.autograd.grad(losses.sum(), wanted, materialize_grads=True)
+    with evaluator.mapped(x, y, plan) as (uses, _, losses, roots):
+        wanted = [*(use.out for use in uses), *(roots[n] for n in names)]
+        gradients = torch.autograd.grad(losses.sum(), wanted, materialize_grads=True)
     out = {n: g.double().sum(0) for n, g in zip(names, gradients[len(uses) :], strict=True)}
     with exact_arithmetic(losses.device):
         for use, back in zip(uses, gradients, strict=False):

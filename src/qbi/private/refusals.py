@@ -1,6 +1,6 @@
 """What no private step can train, or promise, as it is: each refusal names the cause and the remedy."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NoReturn
 
 import torch
@@ -70,6 +70,16 @@ def refuse_average(goal: Goal, sampling: str) -> None:
         raise BadValue(
             "private: this goal was stated for a number of participations, and Poisson samples have a random one. State epsilon= with "
             "sampled=(rate, steps), or bits=."
+        )
+
+
+def refuse_nameless(parameters: Iterable[str], named: Iterable[str]) -> None:
+    """A trained weight that the model's state does not name cannot be compared with what was sent, and would steer what leaves."""
+    missing = sorted(set(parameters) - set(named))
+    if missing:
+        raise NotReleased(
+            f"private: “{missing[0]}” is trained, and model.state_dict() does not have it, so nobody can say that it is what the server sent. "
+            "Freeze it, or leave it in the state."
         )
 
 

@@ -45,15 +45,19 @@ class Grid:
 
 def release(total: Tensor, grid: Grid, *, keys: Keys = system_key) -> Tensor:
     """Put the whole numbers that leave in the place of a sum (flat, float64); they stand for `grid.step` times as much."""
+    _add_noise(total, grid, keys)
+    return total.add_(0.0)  # there is one zero: the sign of another would tell that of the sum
+
+
+def _add_noise(total: Tensor, grid: Grid, keys: Keys) -> None:
     if total.device.type == "cuda" and _release_on_gpu(total, grid, keys):
-        return total
+        return
     total.mul_(1 / grid.step).round_()
     if grid.spread:
         noise = total.new_zeros(total.shape, device="cpu") if total.device.type != "cpu" else total
         add_noise(noise, grid.spread, keys())
         if noise is not total:
             total += noise.to(total.device)
-    return total
 
 
 def _release_on_gpu(total: Tensor, grid: Grid, keys: Keys) -> bool:

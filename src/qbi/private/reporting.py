@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from qbi.private.clipping import Seen
+from qbi.private.goal import Budget
+from qbi.theory import guarantees
 
 
 class StepReport:
@@ -81,3 +83,16 @@ def quiet_step() -> Iterator[None]:
         yield
     finally:
         log.setLevel(before)
+
+
+def meaning(
+    budget: Budget, bits: float, participations: float, poisson: tuple[float, int] | None, epsilon: float
+) -> str:
+    """What a training promises, in every unit; on average over the draws, where all its batches were Poisson samples of one rate."""
+    if poisson is None:
+        return budget.meaning(participations)
+    chance = guarantees.poisson_reconstruction(0.01, budget.noise, *poisson)
+    return (
+        f"at most {bits:.3g} bits about one sample on average over the draws; a guess of 1 % becomes {100 * chance:.3g} % at most; "
+        f"ε = {epsilon:.3g} at δ = {budget.delta:g} (Poisson samples; noise {budget.noise:.3g}, clip {budget.clip:g})"
+    )

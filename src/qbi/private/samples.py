@@ -6,7 +6,7 @@ batch is filled up to one size: so neither the arithmetic nor its rounding says 
 """
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,21 +78,27 @@ class Evaluator:
         """Add the clipped gradients of the samples that are `used` to the sums; what was seen of each sample, and its loss."""
         if not plan.mapped:
             return self._add_one_by_one(sums, inputs, targets, used, clip)
-        uses, unknown, losses, roots = self.mapped(inputs, targets, plan)
-        if unknown or not all(use.is_intact() for use in uses):
-            raise BadValue(
-                "private: the model ran otherwise than on zeros of the same shape; it must not choose its operations by its data."
-            )
         names = sorted(plan.whole)
-        wanted = [*(use.out for use in uses), *(roots[n] for n in names)]
-        gradients = torch.autograd.grad(losses.sum(), wanted, materialize_grads=True) if wanted else ()
+        with self.mapped(inputs, targets, plan) as (uses, unknown, losses, roots):
+            if unknown or not all(use.is_intact() for use in uses):
+                raise BadValue(
+                    "private: the model ran otherwise than on zeros of the same shape; it must not choose its operations by its data."
+                )
+            wanted = [*(use.out for use in uses), *(roots[n] for n in names)]
+            gradients = torch.autograd.grad(losses.sum(), wanted, materialize_grads=True) if wanted else ()
         with exact_arithmetic(used.device):
             parts = [returned(use, back) for use, back in zip(uses, gradients, strict=False)]
             whole = {n: dense(g) for n, g in zip(names, gradients[len(uses) :], strict=True)}
             return add_clipped(sums, parts, whole, clip, used), losses.detach()
 
-    def mapped(self, inputs: Any, targets: Any, plan: Plan) -> tuple[list[Use], set[str], Tensor, dict[str, Tensor]]:
-        """Losses of all samples, what the capture saw, and the copies of parameters without a rule, one for each sample."""
+    @contextlib.contextmanager
+    def mapped(
+        self, inputs: Any, targets: Any, plan: Plan
+    ) -> Iterator[tuple[list[Use], set[str], Tensor, dict[str, Tensor]]]:
+        """Losses of all samples, what the capture saw, and the copies of parameters without a rule, one for each sample.
+
+        Gradients are taken inside: what a backward pass leaves behind is put back with the rest.
+        """
         samples = len(tree_leaves(inputs)[0])
         device = next(iter(self.parameters.values())).device
         values = self.values()
@@ -110,7 +116,7 @@ class Evaluator:
         attention = sdpa_kernel(SDPBackend.MATH) if plan.plain_attention else contextlib.nullcontext()
         with quietly(), attention, self.forgetful():
             losses = vmap(one, randomness="different")(torch.zeros(samples, device=device), roots, inputs, targets)
-        return seen[0].uses, seen[0].unknown, losses, roots
+            yield seen[0].uses, seen[0].unknown, losses, roots
 
     def _add_one_by_one(
         self, sums: Mapping[str, Tensor], inputs: Any, targets: Any, used: Tensor, clip: float
@@ -124,11 +130,11 @@ class Evaluator:
         seeds = torch.randint(2**62, (len(used),)).tolist()
         for number in used.nonzero()[:, 0].tolist():
             x, y = tree_map(lambda v, number=number: v[number], (inputs, targets))
-            value, own = self.alone(x, y, seed=seeds[number])
-            if not value.requires_grad:  # the same for every weight
-                gradients: Any = [torch.zeros_like(v) for v in own.values()]
-            else:
-                gradients = torch.autograd.grad(value, list(own.values()), materialize_grads=True)
+            with self.alone(x, y, seed=seeds[number]) as (value, own):
+                if not value.requires_grad:  # the same for every weight
+                    gradients: Any = [torch.zeros_like(v) for v in own.values()]
+                else:
+                    gradients = torch.autograd.grad(value, list(own.values()), materialize_grads=True)
             with exact_arithmetic(used.device):
                 whole = {n: dense(g)[None] for n, g in zip(own, gradients, strict=True)}
                 seen = add_clipped(sums, [], whole, clip, used.new_ones(1))
@@ -138,11 +144,11 @@ class Evaluator:
     def reached(self, x: Any, y: Any) -> set[str]:
         """The parameters that a sample's loss depends on, by one plain pass on zeros; refuses uses beside the model's own call."""
         first, target = tree_map(lambda v: v[0], (x, y))
-        value, own = self.alone(first, target)
-        if not value.requires_grad:
-            return set()
-        wanted = [*self.parameters.values(), *own.values()]
-        found = torch.autograd.grad(value, wanted, allow_unused=True)
+        with self.alone(first, target) as (value, own):
+            if not value.requires_grad:
+                return set()
+            wanted = [*self.parameters.values(), *own.values()]
+            found = torch.autograd.grad(value, wanted, allow_unused=True)
         for name, outside in zip(self.parameters, found, strict=False):
             if outside is not None:
                 raise BadValue(
@@ -151,15 +157,16 @@ class Evaluator:
                 )
         return {n for n, g in zip(own, found[len(self.parameters) :], strict=True) if g is not None}
 
-    def alone(self, x: Any, y: Any, *, seed: int | None = None) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss of one sample by a plain pass, and the copies of the parameters that it was taken with."""
+    @contextlib.contextmanager
+    def alone(self, x: Any, y: Any, *, seed: int | None = None) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
+        """The loss of one sample by a plain pass, and the copies of the parameters that it was taken with; gradients are taken inside."""
         # Copies: what a forward pass writes into them is gone with the sample.
         values = {n: v.clone() for n, v in self.values().items()}
         own = {n: values[n].requires_grad_() for n in self.parameters}
         with torch.enable_grad(), quietly(), self.forgetful(), torch.random.fork_rng(devices=[]):
             if seed is not None:
                 forgetting.seed_all(seed)
-            return self.loss_of(values, x, y), own
+            yield self.loss_of(values, x, y), own
 
     def forgetful(self) -> contextlib.AbstractContextManager[None]:
         """Nothing that the model, the loss or the augmentation keeps is carried to the next sample."""

@@ -178,7 +178,7 @@ def paying_boundary(
 
     if ledger is None:
         return Boundary(sent, metrics, settings.total - spent, pay=pay)
-    return Boundary(sent, metrics, math.inf, pay=pay, ledger=ledger.path.resolve())
+    return Boundary(sent, metrics, math.inf, pay=pay, ledger=(ledger.path.resolve(), settings.data))
 
 
 def look_at_model(state: State, inspection: Inspection) -> tuple[Sign, ...]:

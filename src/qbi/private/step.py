@@ -6,6 +6,7 @@ for x, y in private.batches(dataset, batch_size=64):
 private.state_dict()        # what may leave
 """
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Unpack
 from weakref import ref
@@ -23,13 +24,12 @@ from qbi.private.keystream import Keys, repeated_keys, system_key
 from qbi.private.ledger import Ledger
 from qbi.private.noise import noise_slack
 from qbi.private.passes import Passes
-from qbi.private.refusals import refuse_average, refuse_repeating
+from qbi.private.refusals import refuse_average, refuse_nameless, refuse_repeating
 from qbi.private.release import Grid, release
 from qbi.private.reporting import StepReport
 from qbi.private.samples import Augment, Evaluator, Loss
 from qbi.private.summing import Sums
 from qbi.private.weights import Weights
-from qbi.theory import guarantees
 
 AT_ONCE = 64
 """Samples that are evaluated at once, where memory allows."""
@@ -95,6 +95,7 @@ class Private:
         self.steps = 0
         self._keys: Keys = system_key
         self._repeated = False
+        self._lock = threading.RLock()
         self._passes = Passes()
         self._form: Any = None
         self._history: list[StepReport] = []
@@ -127,17 +128,18 @@ class Private:
 
     def add(self, inputs: Any, targets: Any) -> None:
         """Add samples to the step that is being made: parts of a batch that is too large to be held. `step` releases their sum."""
-        count = count_samples(inputs, targets)
-        self._passes.take(count)
-        if self.batch_size is None:
-            raise BadValue(
-                "private: say how many samples make a batch: Private(..., batch_size=64), or draw them with private.batches."
-            )
-        self._form = same_form(self._form, inputs, targets)
-        self._weights.check()
-        self._weights.restore()
-        self._weights.note()
-        self._sums.add(inputs, targets, count, self.batch_size)
+        with self._lock:
+            count = count_samples(inputs, targets)
+            self._passes.take(count)
+            if self.batch_size is None:
+                raise BadValue(
+                    "private: say how many samples make a batch: Private(..., batch_size=64), or draw them with private.batches."
+                )
+            self._form = same_form(self._form, inputs, targets)
+            self._weights.check()
+            self._weights.restore()
+            self._weights.note()
+            self._sums.add(inputs, targets, count, self.batch_size)
 
     # What comes out
 
@@ -146,16 +148,20 @@ class Private:
 
         Without inputs, the sum of what was given to `add`. Returns what the owner may want to know; that is not for others.
         """
-        if isinstance(optimiser, torch.optim.LBFGS):
-            raise BadValue("private: LBFGS steers by the loss, which is not released; use SGD or Adam.")
+        with self._lock:
+            return self._step(optimiser, inputs, targets)
+
+    def _step(self, optimiser: torch.optim.Optimizer, inputs: Any, targets: Any) -> StepReport:
+        self._weights.check_optimiser(optimiser)
         if inputs is not None:
             self.add(inputs, targets)
         if self.batch_size is None:
             raise BadValue("private: nothing was given to this step; call step(optimiser, x, y).")
-        self._weights.check_optimiser(optimiser)
         if self._passes.left is None:
             # Not drawn here: the same samples may be in every step, and in every part that was added to it.
-            self.account.spend(float(max(1, self._sums.parts) ** 2))
+            times = max(1, self._sums.parts) ** 2
+            self.account.spend(float(times))
+            self._passes.give(times)
         self.account.settle()
         self._passes.release()
         try:
@@ -180,7 +186,8 @@ class Private:
 
     def load_state_dict(self, state: boundary.State) -> None:
         """Go on from weights that are public, such as a new round's."""
-        self._weights.load(state, self._admit_weights)
+        with self._lock:
+            self._weights.load(state, self._admit_weights)
 
     def released(self) -> Sequence[boundary.State]:
         """Trained weights as they may leave now, by every name they have: the last ones, their average, the last gradient."""
@@ -188,20 +195,14 @@ class Private:
 
     def meaning(self) -> str:
         """What was promised so far, in every unit, and what the sampler's inexactness adds."""
-        if self._passes.poisson is not None:
-            chance = guarantees.poisson_reconstruction(0.01, self.budget.noise, *self._passes.poisson)
-            said = (
-                f"at most {self.account.bits:.3g} bits about one sample on average over the draws; a guess of 1 % becomes {100 * chance:.3g} % at most; "
-                f"ε = {self.epsilon():.3g} at δ = {self.budget.delta:g} (Poisson samples; noise {self.budget.noise:.3g}, clip {self.budget.clip:g})"
-            )
-        else:
-            said = f"{self.budget.meaning(self.account.participations or 1.0)}; ε is exact to {self._slack(max(1, self.steps)):.2g}"
-        return f"{said}. {self.account}."
+        times = max(self.account.participations, self._passes.times) or 1.0
+        said = reporting.meaning(self.budget, self.account.bits, times, self._passes.poisson, self.epsilon())
+        return f"{said}; ε is exact to {self._slack(max(1, self.steps)):.2g}. {self.account}."
 
     def epsilon(self, delta: float | None = None) -> float:
         """ε of what was trained so far, the sampler's slack included; by an accountant where all batches were Poisson samples of one rate."""
         at = self.budget.delta if delta is None else delta
-        return self._passes.epsilon(self.budget, at, self.account.participations) + self._slack(self.steps)
+        return self._passes.epsilon(self.budget, at) + self._slack(self.steps)
 
     def _slack(self, steps: int) -> float:
         """What the sampler's inexactness adds to ε in so many steps."""
@@ -212,8 +213,7 @@ class Private:
         return reporting.advice(self._history)
 
     def _repeat(self, seed: int) -> None:
-        """Draw noise and dropout from a seed: for experiments whose results are to be repeated. Nothing is private then, so nothing leaves a
-        client's round."""
+        """Draw noise and dropout from a seed: for experiments that are to be repeated. Nothing is private then, and nothing leaves a round."""
         self._repeated = True
         if boundary.current() is not None or self.account.admitted is not None:
             refuse_repeating()
@@ -227,6 +227,7 @@ class Private:
             if self._repeated:
                 refuse_repeating()
             state, trained = self._weights.state(averaged=False), self._weights.trained
+            refuse_nameless(self._weights.parameters, trained.values())
             start = {n: v for n, v in state.items() if n in trained or here.was_sent(n, list(state))}
             here.admit(self, start, list(state))
             self._weights.forget_optimisers()

@@ -47,7 +47,7 @@ class Weights:
             self.model.load_state_dict(dict(state))
             self.begin()
             admit()
-        except Exception:
+        except BaseException:
             # What was released last, and not what the model held: that may have been written by anybody.
             vars(self).update(before)
             self.restore()
@@ -103,6 +103,12 @@ class Weights:
 
     def check_optimiser(self, optimiser: torch.optim.Optimizer) -> None:
         """Momentum and the like may only hold what was released."""
+        if isinstance(optimiser, torch.optim.LBFGS):
+            raise BadValue("private: LBFGS steers by the loss, which is not released; use SGD or Adam.")
+        if any(not isinstance(v, Tensor | int | float | str) for v in _kept(optimiser)):
+            raise BadValue(
+                "private: the optimiser keeps something else than tensors and numbers, which nobody can put back; use one of torch.optim."
+            )
         known = self.optimisers.get(optimiser)
         if _mark(optimiser) != (known.mark if known is not None else ()):
             raise BadValue(

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from qbi import client_step, mount
-from qbi.attacks import Passive
+from qbi.attacks import Passive, Reading
 from qbi.carrier import flat
 from qbi.data.images import normalised
 from qbi.data.open import open_images
@@ -94,7 +94,8 @@ def _one(task: UnmixingTask, images: ImageData) -> dict[str, float]:
     model = nn.Sequential(nn.Flatten(), *two_layer(x[0].numel(), task.neurons, CLASSES))
     update = client_step(model, x, y)
     started = time.perf_counter()
-    found = mount(model, Passive(), x[:2], generator(SEED, "rows"), layer="1").read(update)
+    how = Reading(largest=float(x.abs().max()))
+    found = mount(model, Passive(), x[:2], generator(SEED, "rows"), layer="1").read(update, how)
     seconds = time.perf_counter() - started
     levels = match(found.samples, flat(x), data_range=4.0)
     control = match(found.samples, flat(normalised(images, other)), data_range=4.0)

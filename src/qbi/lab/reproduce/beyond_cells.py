@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from qbi.attacks import Attack, Cascade, Knowledge, Mounted, Passive, mount
+from qbi.attacks import Attack, Cascade, Knowledge, Mounted, Passive, Reading, mount
 from qbi.carrier import flat
 from qbi.data.images import normalised
 from qbi.federation import client_step
@@ -65,7 +65,7 @@ def _results(
 
 
 def _read(sent: Mounted, x: Tensor, y: Tensor, truth: Tensor) -> Measured:
-    found = sent.read(client_step(sent.model, x, y))
+    found = sent.read(client_step(sent.model, x, y), Reading(largest=float(x.abs().max())))
     levels = match(found.samples, truth, data_range=4.0)
     proven = 0 if found.certified is None else int(found.certified.sum())
     return {
