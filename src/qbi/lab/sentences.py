@@ -27,6 +27,10 @@ ROUNDINGS = (ROUNDING, 2.0**-16, 2.0**-12, 2.0**-9, 2.0**-6, 2.0**-3)
 """What the server takes for the error of a noisy gradient: it knows the noise, so the best of these is counted."""
 
 
+HALF = -1.0
+"""In the place of noise: gradients in bfloat16."""
+
+
 def next_token_loss(outputs: Tensor, targets: Tensor) -> Tensor:
     """Each position foretells the next token, but for what stands behind the end of a sequence."""
     return F.cross_entropy(outputs[:, :-1].flatten(0, 1), targets[:, 1:].flatten(), ignore_index=PADDING)
@@ -102,6 +106,7 @@ def judge(
     bits: float | None = None,
     other: bool = False,
     masked: bool = False,
+    coarse: float = 0.0,
 ) -> dict[str, Any]:
     """What is read of batches.
 
@@ -112,6 +117,7 @@ def judge(
         bits: of the private step; none: the plain gradient.
         other: compare what is read with another batch, of which the gradient says nothing.
         masked: sequences of `SHORTEST` tokens to all of them, padded, with a mask.
+        coarse: noise on each gradient, against its own size; -1 sends it in bfloat16 instead.
     """
     ids = _shortened(ids, generator(seed, "lengths")) if masked else ids
     rows: list[dict[str, float]] = []
@@ -120,9 +126,11 @@ def judge(
         order = torch.randperm(len(ids), generator=generator(seed, "sentences", number))
         x, y = ids[order[:batch_size]], labels[order[:batch_size]]
         gradients = _sent(made, _feed(x) if masked else (x,), made.targets(x, y), bits, seed + number)
+        gradients = _coarsened(gradients, coarse, generator(seed, "noise", number))
         truth = ids[order[batch_size : 2 * batch_size]] if other else x
         found = []
-        for rounding in ROUNDINGS[: 1 if bits is None else None]:
+        known = ROUNDINGS if bits is not None else (2.0**-9 if coarse == HALF else ROUNDING,)
+        for rounding in known:
             try:
                 read = read_sentences(
                     made.model,
@@ -145,6 +153,14 @@ def judge(
     keys = {key for row in rows for key in row}
     means = {key: sum(row.get(key, 0.0) for row in rows) / len(rows) for key in sorted(keys)}
     return {"batch_size": batch_size, "batches": batches, **means, "reason": reason}
+
+
+def _coarsened(gradients: Mapping[str, Tensor], coarse: float, draws: torch.Generator) -> dict[str, Tensor]:
+    """As a client sends them that halves its traffic, or adds a little noise."""
+    if coarse == HALF:
+        return {name: g.bfloat16().float() for name, g in gradients.items()}
+    noise = {name: torch.randn(g.shape, generator=draws).to(g) if coarse else 0.0 for name, g in gradients.items()}
+    return {name: g + coarse * g.square().mean().sqrt() * noise[name] for name, g in gradients.items()}
 
 
 def _shortened(ids: Tensor, draws: torch.Generator) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from qbi.data.text import load_imdb
 from qbi.lab.kept import Kept
-from qbi.lab.sentences import LENGTH, build, judge, train
+from qbi.lab.sentences import HALF, LENGTH, build, judge, train
 from qbi.lab.wordpiece import encode, train_wordpiece
 from qbi.lab.workers import Workers
 
@@ -42,6 +42,7 @@ class TextTask:
     bits: float | None = None
     other: bool = False
     masked: bool = False
+    coarse: float = 0.0
 
     @property
     def key(self) -> str:
@@ -61,6 +62,10 @@ def settings() -> Iterator[TextTask]:
         yield TextTask(kind, "768 wide, as initialised", 1)
         yield TextTask(kind, "768 wide, 8 to 32 tokens under a mask", 8, masked=True)
         yield TextTask(kind, "768 wide, under a mask, another batch", 8, masked=True, other=True)
+        yield TextTask(kind, "768 wide, sent in bfloat16", 8, coarse=HALF)
+        yield TextTask(kind, "768 wide, noise of a thousandth", 8, coarse=1e-3)
+    yield TextTask("BERT", "768 wide, noise of a hundredth", 8, coarse=1e-2)
+    yield TextTask("BERT", "768 wide, noise of a thousandth, another batch", 8, coarse=1e-3, other=True)
     for rank in (8, 256):
         yield TextTask("BERT", f"768 wide, LoRA {rank}, as initialised", 4, rank=rank)
         yield TextTask("BERT", f"768 wide, LoRA {rank}, after a step", 4, rank=rank, steps=1)
@@ -113,7 +118,7 @@ def one_batch(task: TextTask, ids: Tensor, labels: Tensor, device: str = "cpu") 
     ids, labels = ids.to(where), labels.to(where)
     if task.steps:
         train(made, ids[HELD:], labels[HELD:], task.steps)
-    more = {"bits": task.bits, "other": task.other, "masked": task.masked}
+    more = {"bits": task.bits, "other": task.other, "masked": task.masked, "coarse": task.coarse}
     return judge(made, ids[:HELD], labels[:HELD], batch_size=task.batch_size, seed=SEED + task.batch, **more)  # type: ignore[arg-type]
 
 
