@@ -428,6 +428,57 @@ FAULTS = [
     ("auditing/negative.py", "a.measured.recall > 0", "False", "test_verdicts.py"),
     ("auditing/attempts.py", "if a.outcome.reads or (", "if (", "test_verdicts.py"),
     ("auditing/result.py", "+ [s.share for s in self.tokens]", "", "test_verdicts.py"),
+    ("private/weights.py", "            known.put_back(optimiser)\n", "            pass\n", "test_ways_past.py"),
+    (
+        "private/clipping.py",
+        "for name in (use.weight, use.bias) if name is not None",
+        "for name in (use.weight,) if name is not None",
+        "test_influence.py",
+    ),
+    ("private/release.py", "return total.add_(0.0)", "return total", "test_noise.py"),
+    ("private/forgetting.py", "return _Held(value)", "return value", "test_forgetting.py"),
+    (
+        "private/samples.py",
+        "with quietly(), attention, self.forgetful():",
+        "with quietly(), attention:",
+        "test_ways_past.py",
+    ),
+    ("private/boundary.py", "if known is self.sent and _unnamed", "if _unnamed", "test_boundary.py"),
+    (
+        "private/account.py",
+        "            self.ledger.check(self.data, more, self.total)\n",
+        "            pass\n",
+        "test_boundary.py",
+    ),
+    ("private/passes.py", '1 if kind == "passes" else steps', "1", "test_step.py"),
+    (
+        "private/step.py",
+        "with self._lock:\n            return self._step",
+        "if True:\n            return self._step",
+        "test_ways_past.py",
+    ),
+    ("auditing/negative.py", 'if finding.reach != "exact":', "if False:", "test_nothing_read.py"),
+    ("auditing/negative.py", 'if any(a.unit != "samples" for a in crafted):', "if False:", "test_verdicts.py"),
+    ("auditing/negative.py", "if any(a.repeats for a in crafted):", "if False:", "test_verdicts.py"),
+    (
+        "auditing/outcomes.py",
+        "return self.reads, self.share_at(wanted), exact,",
+        "return False, self.share_at(wanted), exact,",
+        "test_nothing_read.py",
+    ),
+    (
+        "attacks/certifying.py",
+        "longest = math.inf if largest is None else",
+        "longest = 0.0 if largest is None else 0.0 *",
+        "test_certifying.py",
+    ),
+    ("sentences/rough.py", "if not bool(joined.proven.any()):", "if False:", "test_reading.py"),
+    (
+        "sentences/rough.py",
+        "off = choices.open & (mean > tried + math.log(FAR_OFF))",
+        "off = torch.zeros_like(choices.open)",
+        "test_reading.py",
+    ),
 ]
 
 
