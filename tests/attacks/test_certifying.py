@@ -134,19 +134,19 @@ def judged():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(joint, "certify", lambda *asked: seen.append(asked) or certify(*asked))
         mounted.read(update, how)
-    assert int(certify(*seen[-1]).sum()) >= 30
+    assert int(certify(*seen[-1]).isfinite().sum()) >= 30
     return seen[-1]
 
 
 def test_coarse_gradients_prove_nothing(judged):
     system, tail, found, size = judged
-    assert not certify(replace(system, rounding=2.0**-18), tail, found, size).any()
+    assert not certify(replace(system, rounding=2.0**-18), tail, found, size).isfinite().any()
 
 
 @pytest.mark.parametrize(("off", "proves"), [(1e-6, True), (5e-5, False)])
 def test_a_share_that_misses_its_row_by_more_than_rounding_proves_nothing(judged, off, proves):
     system, tail, found, size = judged
-    assert bool(certify(system, replace(tail, scale=tail.scale * (1 + off)), found, size).any()) is proves
+    assert bool(certify(system, replace(tail, scale=tail.scale * (1 + off)), found, size).isfinite().any()) is proves
 
 
 def test_a_sample_that_stands_there_twice_is_not_proven(judged):

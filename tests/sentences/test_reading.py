@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from qbi.errors import CannotRead
 from qbi.federation import client_step
 from qbi.sentences import read_sentences, score
-from qbi.sentences.rough import tokens_of_tables
+from qbi.sentences.above_noise import tokens_of_tables
 from qbi.sentences.span import ROUNDING
 
 VOCABULARY, LENGTH, WIDTH = 300, 8, 128

@@ -121,10 +121,7 @@ class Carried:
         return layer_gradients(self.layer, update, self.carrier.reference)
 
     def placed_for(self, domain: InputRange, arrived: Tensor) -> "Carried":
-        """The same, its rows to be written for what arrives.
-
-        A server knows its domain's statistics; here they are taken from data, as one number each.
-        """
+        """The same, its rows to be written for what arrives: a server knows its domain's statistics; here they are taken from data."""
         place = domain.placement(arrived)
         if place is None:
             return self
@@ -147,10 +144,11 @@ class Mounted(Carried):
     def read(self, update: Update, how: Reading | None = None, *, public: PublicStatistics | None = None) -> Candidates:
         """Every sample that the attack reads out of an update, in the space of the client's data.
 
-        Normalisation is undone: BatchNorm exactly, from its running statistics before and after; LayerNorm with `public`
-        statistics of the domain, since each sample's own are lost.
+        Normalisation is undone: BatchNorm exactly, LayerNorm with `public` statistics of the domain. Where something is lost, nothing is certified.
         """
         found = self.read_at_layer(update, how)
+        if found.certified is not None and not self.carrier.exact:
+            found = replace(found, certified=torch.zeros_like(found.certified))
         return restored(found, self.model, self.carrier, update, public)
 
     def read_at_layer(self, update: Update, how: Reading | None = None) -> Candidates:

@@ -24,7 +24,7 @@ a sample, and only if all of this holds:
 import math
 
 import torch
-from jaxtyping import Bool, Float64
+from jaxtyping import Bool, Float, Float64
 from torch import Tensor
 
 from qbi.attacks.explaining import ByLabel, ByNumber
@@ -43,9 +43,11 @@ SAME_SAMPLE = 1e-3
 """Relative distance, in pre-activations, between the sample that is reported and what its row gives."""
 
 
-def certify(system: System, tail: ByLabel | ByNumber | None, found: Recovered, batch_size: int) -> Bool[Tensor, " s"]:
-    """Which of the found samples are proven."""
-    none = torch.zeros(len(found), dtype=torch.bool, device=found.coefficients.device)
+def certify(
+    system: System, tail: ByLabel | ByNumber | None, found: Recovered, batch_size: int
+) -> Float64[Tensor, " s"]:
+    """Which of the found samples are proven, and up to which share of its row another sample would have passed; infinite for the others."""
+    none = torch.full((len(found),), math.inf, dtype=torch.float64, device=found.coefficients.device)
     if len(found) == 0 or not isinstance(tail, ByLabel) or system.rounding > COARSEST or not tail.is_sure:
         return none
     heads = tail.behind.affine_map() if tail.behind.outputs >= FEWEST_OUTPUTS else None
@@ -79,21 +81,20 @@ def certify(system: System, tail: ByLabel | ByNumber | None, found: Recovered, b
         return none
     kept, _ = distinct(z, everyone[fine], z[:0], torch.zeros_like(z[:, 0]))
     out = none.clone()
-    out[kept] = True
+    out[kept] = bound[kept]
     return out if len(kept) <= (batch_size or system.rank) else none
 
 
 def hides_nothing(
-    system: System, error: Float64[Tensor, " s"], samples: Tensor, largest: float | None
+    passing: Float64[Tensor, " s"], samples: Float[Tensor, "s m"], largest: float | None
 ) -> Bool[Tensor, " s"]:
-    """Whether no part of another sample can stand in each, that would matter, if no input is larger than this; never where that is not known.
+    """Whether no part of another sample can stand in each that is proven, that would matter, if no input is larger than this; never where that is not known.
 
     Two samples of a label can send back the same but for a factor t. The row test lets t pass up to its bound, and then t times the other
     stands in the one that is read: in inputs that no row weighs nobody would see it.
     """
     longest = math.inf if largest is None else largest * math.sqrt(samples.shape[1])
-    hidden = row_bound(system, error).to(samples.device) * longest
-    none: Tensor = hidden <= SAME_SAMPLE * samples.double().norm(dim=1)
+    none: Tensor = passing.to(samples.device) * longest <= SAME_SAMPLE * samples.double().norm(dim=1)
     return none
 
 

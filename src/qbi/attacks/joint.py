@@ -11,13 +11,7 @@ from qbi.attacks.certifying import certify, hides_nothing
 from qbi.attacks.edges import by_zeros
 from qbi.attacks.explaining import ByLabel, ByNumber, tail_for
 from qbi.errors import CannotRead
-from qbi.extraction.decoding import (
-    cascade,
-    distinct,
-    expected_noise,
-    explains_everything,
-    refit,
-)
+from qbi.extraction.decoding import cascade, distinct, expected_noise, explains_everything, refit
 from qbi.extraction.independent import is_image
 from qbi.extraction.quotients import read_rows
 from qbi.extraction.recovered import Recovered, nothing
@@ -37,7 +31,8 @@ class _Read:
     """Samples as combinations of rows, best first, and what is known of each."""
 
     coefficients: Tensor
-    certified: Tensor
+    passing: Tensor
+    """Of those that are proven, up to which share another sample would have passed; infinite for the others."""
     labels: Tensor
     rows: Tensor
     error: Tensor
@@ -68,7 +63,7 @@ def read_whole(sent: Carried, update: Update, how: Reading, *, unmixing: bool = 
         samples=sent.carrier.read(samples),
         rows=system.kept[found.rows].to(device),
         support=torch.ones_like(found.rows).to(device),
-        certified=found.certified.to(device) & hides_nothing(system, found.error, samples, how.largest),
+        certified=hides_nothing(found.passing, samples, how.largest),
         labels=found.labels.to(device),
         error=found.error.float().to(device),
     )
@@ -186,7 +181,7 @@ def _together(
     new, _ = distinct(z, everyone, found.coefficients @ system.products, torch.zeros_like(z[:, 0]))
     return _Read(
         torch.cat([first.coefficients, coefficients[new]]),
-        torch.cat([first.certified, torch.zeros_like(new, dtype=torch.bool)]),
+        torch.cat([first.passing, torch.full_like(z[new, 0], torch.inf)]),
         torch.cat([first.labels, torch.full_like(new, -1)]),
         torch.cat([first.rows, rows[new]]),
         torch.cat([first.error, torch.full_like(z[new, 0], torch.inf)]),
@@ -202,7 +197,7 @@ def _with_unproven(system: System, read: _Read, others: Tensor) -> _Read:
     others, count = others[new], len(new)
     return _Read(
         torch.cat([read.coefficients, others]),
-        torch.cat([read.certified, torch.zeros(count, dtype=torch.bool, device=others.device)]),
+        torch.cat([read.passing, torch.full((count,), torch.inf, dtype=torch.float64, device=others.device)]),
         torch.cat([read.labels, torch.full((count,), -1, device=others.device)]),
         torch.cat([read.rows, torch.zeros(count, dtype=torch.long, device=others.device)]),
         torch.cat([read.error, torch.full((count,), torch.inf, device=others.device)]),

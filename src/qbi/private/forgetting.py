@@ -6,9 +6,10 @@ numpy's own random numbers. What stands in globals is not reached.
 
 import contextlib
 import copy
+import functools
 import random
 import types
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -40,20 +41,28 @@ FIXED = (
 
 
 @contextlib.contextmanager
-def forgetful(*holders: Any) -> Iterator[None]:
-    """Put back what these objects keep, when the block is left."""
+def forgetful(*holders: Any, weights: bool = True) -> Iterator[None]:
+    """Put back what these objects keep, when the block is left; the weights of the first of them too, if asked to."""
+    holders = tuple(_behind(holders))
     modules = [m for h in holders if isinstance(h, nn.Module) for m in h.modules()]
     memo: dict[int, Any] = {id(m): m for m in modules}
     memo |= {id(p): p for m in modules for p in (*m.parameters(recurse=False), *m.buffers(recurse=False))}
     places = [vars(m) for m in modules] + [
         vars(h) for h in holders if not isinstance(h, nn.Module | types.FunctionType) and hasattr(h, "__dict__")
     ]
-    kept = [(own, {k: _kept(k, v, memo) for k, v in own.items()}) for own in places]
+    kept = [(place, {k: _kept(k, v, memo) for k, v in place.items()}) for place in places]
     functions = [*holders, *(f for own in places for f in _functions(own))]
+    defaults = [
+        (f, f.__defaults__, _kept("a default argument", list(f.__defaults__), memo))
+        for f in functions
+        if isinstance(f, types.FunctionType) and f.__defaults__
+    ]
     cells = list({id(c): c for f in functions for c in getattr(f, "__closure__", None) or ()}.values())
     closed = [(c, _kept("a variable of a function", c.cell_contents, memo)) for c in cells if not _is_empty(c)]
-    # A loss's or an augmentation's own buffers; those of the model are copies already.
-    buffers = [(b, b.detach().clone()) for h in holders[1:] if isinstance(h, nn.Module) for b in h.buffers()]
+    # Those of the model only where samples go one by one: it runs on copies of its own, but a loss may hold the model and write it.
+    own = {id(m) for m in holders[0].modules()} if not weights and isinstance(holders[0], nn.Module) else set()
+    tensors = [t for m in modules if id(m) not in own for t in (*m._parameters.values(), *m._buffers.values())]
+    buffers = [(t, t.detach().clone()) for t in tensors if t is not None]
     drawn, numbers = random.getstate(), np.random.get_state()
     try:
         yield
@@ -66,12 +75,41 @@ def forgetful(*holders: Any) -> Iterator[None]:
             cell.cell_contents = _again(value)
         with torch.no_grad():
             for buffer, value in buffers:
-                buffer.copy_(value)
+                if not torch.equal(buffer, value):  # torch counts writes
+                    buffer.copy_(value)
+        for changed, before, values in defaults:
+            changed.__defaults__ = tuple(b if isinstance(b, FIXED) else v for b, v in zip(before, values, strict=True))
         for function in functions:
             if callable(forget := getattr(function, "cache_clear", None)):
                 forget()
         random.setstate(drawn)
         np.random.set_state(numbers)
+
+
+def _behind(holders: Iterable[Any]) -> Iterator[Any]:
+    """Each, and what it is made of: the object of a bound method, the function and arguments of a partial one, hooks, what functions close over."""
+    seen: set[int] = set()
+    left = list(holders)
+    while left:
+        one = left.pop(0)
+        if id(one) in seen or isinstance(one, type | types.ModuleType) or one is None:
+            continue
+        seen.add(id(one))
+        yield one
+        if isinstance(one, types.MethodType):
+            left += [one.__self__, one.__func__]
+        elif isinstance(one, functools.partial):
+            left += [one.func, *one.args, *one.keywords.values()]
+        elif isinstance(one, types.FunctionType):
+            left += [c.cell_contents for c in one.__closure__ or () if not _is_empty(c) and callable(c.cell_contents)]
+        elif isinstance(one, nn.Module):
+            held = [
+                v
+                for m in one.modules()
+                for k, v in vars(m).items()
+                if k in OWN and "hooks" in k and isinstance(v, dict)
+            ]
+            left += [hook for hooks in held for hook in hooks.values()]
 
 
 def _functions(own: dict[str, Any]) -> Iterator[Any]:
@@ -153,7 +191,7 @@ def _is_empty(cell: Any) -> bool:
 
 def seed_all(seed: int) -> None:
     """One sample's own random numbers, of torch, Python and numpy; inside of what puts them back."""
-    torch.default_generator.manual_seed(seed)
+    torch.manual_seed(seed)
     random.seed(seed)
     np.random.seed(seed % 2**32)
 

@@ -23,9 +23,9 @@ def mode_of(model: nn.Module, device: torch.device) -> Any:
 def count_samples(inputs: Any, targets: Any) -> int:
     """How many samples there are; every tensor has one row for each."""
     leaves = tree_leaves((inputs, targets))
-    if not leaves or not all(isinstance(v, Tensor) and v.dim() for v in leaves):
+    if not leaves or not all(type(v) is Tensor and v.dim() for v in leaves):
         raise BadValue(
-            "private: inputs and targets are tensors with one row for each sample, alone or in tuples and dictionaries."
+            "private: inputs and targets are plain tensors with one row for each sample, alone or in tuples and dictionaries."
         )
     counts = {len(v) for v in leaves}
     if len(counts) != 1:
@@ -36,9 +36,10 @@ def count_samples(inputs: Any, targets: Any) -> int:
 
 
 def filled(values: Tensor, size: int) -> Tensor:
-    """Up to `size` samples with zeros: shapes, and so the order of every sum, do not depend on how many there are."""
+    """A copy, filled up to `size` samples with zeros: shapes, and so the order of every sum, do not depend on how many there are, and samples
+    that share memory, as windows of a series do, have their own."""
     missing = size - len(values)
-    return torch.cat([values, values.new_zeros((missing, *values.shape[1:]))]) if missing else values
+    return torch.cat([values, values.new_zeros((missing, *values.shape[1:]))])
 
 
 def same_form(first: Any, inputs: Any, targets: Any) -> Any:

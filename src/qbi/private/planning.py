@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from qbi.errors import QbiError, first_line
+from qbi.errors import BadValue, QbiError, first_line
 from qbi.private.arithmetic import dense, exact_arithmetic, full_precision
 from qbi.private.clipping import MOST_FORMED, MOST_FORMED_ON_CPU, formed_values
 from qbi.private.forgetting import seeded
@@ -29,6 +29,13 @@ ROUNDING = 1e-5
 
 def find_plan(evaluator: Evaluator, inputs: Any, targets: Any, most: int) -> Plan:
     """How this model is run on batches of these shapes; `most` samples at once."""
+    plan = _found(evaluator, inputs, targets, most)
+    x, y = tree_map(lambda v: v.new_zeros((2, *v.shape[1:])), (inputs, targets))
+    _refuse_carrying(evaluator, x, y, plan)
+    return plan
+
+
+def _found(evaluator: Evaluator, inputs: Any, targets: Any, most: int) -> Plan:
     x, y = tree_map(lambda v: v.new_zeros((2, *v.shape[1:])), (inputs, targets))
     reached = evaluator.reached(x, y)
     one_by_one = Plan(mapped=False, at_once=max(1, most))
@@ -91,6 +98,35 @@ def disagreeing(evaluator: Evaluator, x: Any, y: Any, plan: Plan) -> set[str]:
         if _unlike(true, again, frozenset()):
             true = _seeded(evaluator, x, y, replace(plan, whole=frozenset(evaluator.parameters)))
         return _unlike(true, _seeded(evaluator, x, y, plan), plan.whole)
+
+
+def _refuse_carrying(evaluator: Evaluator, x: Any, y: Any, plan: Plan) -> None:
+    """Some random samples, some that are a thousand times as large, and the first again: they must send what they sent before.
+
+    What a model or a loss keeps is put back; what it keeps elsewhere (in a global, in an object that nobody finds) would be carried from one
+    sample to the next, and is found out here.
+    """
+    draws = torch.Generator().manual_seed(1)
+
+    def drawn(v: Tensor) -> Tensor:
+        return torch.randn(v.shape, generator=draws).to(v) if v.is_floating_point() else v
+
+    first = tree_map(drawn, (x, y))
+    large = tree_map(lambda v: 1e3 * v + 1 if v.is_floating_point() else v, first)
+
+    def sent(given: tuple[Any, Any]) -> dict[str, Tensor]:
+        x, y = given
+        return _seeded(evaluator, x, y, plan) if plan.mapped else _plain(evaluator, x, y, 0)
+
+    with full_precision(next(iter(evaluator.parameters.values())).device):
+        before = sent(first)
+        sent(large)
+        carried = _unlike(before, sent(first), frozenset(before))
+    if carried:
+        raise BadValue(
+            f"private: the gradient of “{min(carried)}” for the same samples changes once others were there: the model or the loss keeps something of "
+            "them where it cannot be put back, such as a global. Keep it inside of the model, or leave it out."
+        )
 
 
 def _unlike(one: Mapping[str, Tensor], other: Mapping[str, Tensor], whole: frozenset[str]) -> set[str]:

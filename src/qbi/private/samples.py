@@ -114,7 +114,9 @@ class Evaluator:
             return value + each.to(value.dtype)
 
         attention = sdpa_kernel(SDPBackend.MATH) if plan.plain_attention else contextlib.nullcontext()
-        with quietly(), attention, self.forgetful():
+        # What sees tensors below the mapping, all samples in one, is shut out; a model that needs it goes one by one.
+        shut = torch.autograd.graph.disable_saved_tensors_hooks("samples are mapped, and hooks would see all of them")
+        with quietly(), attention, self.forgetful(weights=False), shut:
             losses = vmap(one, randomness="different")(torch.zeros(samples, device=device), roots, inputs, targets)
             yield seen[0].uses, seen[0].unknown, losses, roots
 
@@ -129,7 +131,7 @@ class Evaluator:
         # A seed for every place, also for empty ones: dropout of one sample does not depend on who else is there.
         seeds = torch.randint(2**62, (len(used),)).tolist()
         for number in used.nonzero()[:, 0].tolist():
-            x, y = tree_map(lambda v, number=number: v[number], (inputs, targets))
+            x, y = tree_map(lambda v, number=number: v[number].clone(), (inputs, targets))
             with self.alone(x, y, seed=seeds[number]) as (value, own):
                 if not value.requires_grad:  # the same for every weight
                     gradients: Any = [torch.zeros_like(v) for v in own.values()]
@@ -163,14 +165,16 @@ class Evaluator:
         # Copies: what a forward pass writes into them is gone with the sample.
         values = {n: v.clone() for n, v in self.values().items()}
         own = {n: values[n].requires_grad_() for n in self.parameters}
-        with torch.enable_grad(), quietly(), self.forgetful(), torch.random.fork_rng(devices=[]):
+        device = next(iter(self.parameters.values())).device
+        fork = torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])
+        with torch.enable_grad(), quietly(), self.forgetful(), fork:
             if seed is not None:
                 forgetting.seed_all(seed)
             yield self.loss_of(values, x, y), own
 
-    def forgetful(self) -> contextlib.AbstractContextManager[None]:
+    def forgetful(self, *, weights: bool = True) -> contextlib.AbstractContextManager[None]:
         """Nothing that the model, the loss or the augmentation keeps is carried to the next sample."""
-        return forgetting.forgetful(self.model, self.loss, self.augment)
+        return forgetting.forgetful(self.model, self.loss, self.augment, weights=weights)
 
     def values(self) -> dict[str, Tensor]:
         """Parameters and copies of the buffers, by name: a forward pass cannot change a buffer of the model."""

@@ -28,7 +28,7 @@ from qbi.private.refusals import refuse_average, refuse_nameless, refuse_repeati
 from qbi.private.release import Grid, release
 from qbi.private.reporting import StepReport
 from qbi.private.samples import Augment, Evaluator, Loss
-from qbi.private.summing import Sums
+from qbi.private.summing import Sums, one_at_a_time
 from qbi.private.weights import Weights
 
 AT_ONCE = 64
@@ -89,13 +89,11 @@ class Private:
         book = Ledger(ledger) if isinstance(ledger, str) else ledger
         self.evaluator = Evaluator(model, loss, augment)
         self.account = Account(self.budget, family_of(self.evaluator.parameters.values()), book, data, total)
-        self.batch_size = batch_size
+        self.batch_size, self.steps = batch_size, 0
         self._sums = Sums(self.evaluator, self.budget.clip, at_once, graphs=graphs)
         self.grid = Grid.of(self.budget.clip, self.budget.noise, self._sums.total.numel())
-        self.steps = 0
         self._keys: Keys = system_key
-        self._repeated = False
-        self._lock = threading.RLock()
+        self._repeated, self._lock = False, threading.RLock()
         self._passes = Passes()
         self._form: Any = None
         self._history: list[StepReport] = []
@@ -122,13 +120,14 @@ class Private:
         drawing.check(len(data), batch_size)
         refuse_average(self._goal, sampling)
         self.batch_size = batch_size
-        yield from self._passes.draw(
-            data, batch_size, epochs, sampling, workers, spend=self.account.spend, pending=lambda: self._sums.parts
-        )
+        pay, pending = self.account.spend, lambda: self._sums.parts
+        drawn = self._passes.draw(data, batch_size, epochs, sampling, workers, spend=pay, pending=pending)
+        yield from one_at_a_time(drawn, self._lock, self._sums)
 
     def add(self, inputs: Any, targets: Any) -> None:
         """Add samples to the step that is being made: parts of a batch that is too large to be held. `step` releases their sum."""
         with self._lock:
+            self._sums.refuse_inside()
             count = count_samples(inputs, targets)
             self._passes.take(count)
             if self.batch_size is None:
@@ -152,6 +151,7 @@ class Private:
             return self._step(optimiser, inputs, targets)
 
     def _step(self, optimiser: torch.optim.Optimizer, inputs: Any, targets: Any) -> StepReport:
+        self._sums.refuse_inside()
         self._weights.check_optimiser(optimiser)
         if inputs is not None:
             self.add(inputs, targets)
@@ -201,8 +201,9 @@ class Private:
 
     def epsilon(self, delta: float | None = None) -> float:
         """ε of what was trained so far, the sampler's slack included; by an accountant where all batches were Poisson samples of one rate."""
-        at = self.budget.delta if delta is None else delta
-        return self._passes.epsilon(self.budget, at) + self._slack(self.steps)
+        return self._passes.epsilon(self.budget, self.budget.delta if delta is None else delta) + self._slack(
+            self.steps
+        )
 
     def _slack(self, steps: int) -> float:
         """What the sampler's inexactness adds to ε in so many steps."""
@@ -221,19 +222,18 @@ class Private:
 
     def _admit_weights(self) -> None:
         """Begin with the weights as they are now; inside a boundary, they must be those that the server sent."""
-        # A thread has no context of its own, but a training that was admitted stays at the boundary that let it in.
+        # A thread has no context of its own: a training stays at the boundary that let it in.
         here = boundary.current() or (self.account.admitted() if self.account.admitted is not None else None)
+        if here is not None and self._repeated:
+            refuse_repeating()
         if here is not None:
-            if self._repeated:
-                refuse_repeating()
             state, trained = self._weights.state(averaged=False), self._weights.trained
             refuse_nameless(self._weights.parameters, trained.values())
             start = {n: v for n, v in state.items() if n in trained or here.was_sent(n, list(state))}
             here.admit(self, start, list(state))
             self._weights.forget_optimisers()
-            # Threads have no context of their own: what is released is charged where it was admitted.
             self.account.admitted = ref(here)
-        self._history = []
+        self._history.clear()
         self._sums.clear()
 
     def __deepcopy__(self, memo: Any) -> "Private":

@@ -1,12 +1,15 @@
 """Sums of clipped gradients of one batch, in float64, part by part in sizes that do not depend on the data."""
 
 import logging
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
+from qbi.errors import BadValue
 from qbi.private.graphs import Graphed
 from qbi.private.incoming import filled, mode_of
 from qbi.private.keystream import Keys, system_key
@@ -39,9 +42,16 @@ class Sums:
         self.seeds: Keys = system_key
         self.parts = 0
         """How many times samples were added since the last release."""
+        self.evaluating = False
+        """Whether a model is being run: nothing else of a training happens inside."""
         self._graphed = Graphed(evaluator.model)
         self._plan: Plan | None = None
         self._mode: Any = None
+
+    def refuse_inside(self) -> None:
+        """A model that trains itself while it is run would count its samples in a sum that nobody expects."""
+        if self.evaluating:
+            raise BadValue("private: add, step and batches are not called by a model or a loss while they are run.")
 
     def clear(self) -> None:
         """Begin anew."""
@@ -51,6 +61,8 @@ class Sums:
 
     def add(self, inputs: Any, targets: Any, count: int, batch_size: int) -> None:
         """Add so many samples; all of them or, where something fails, none of the whole batch."""
+        self.parts += 1  # before anything is evaluated: what asks meanwhile must know of them
+        self.evaluating = True
         try:
             inputs, targets = tree_map(lambda v: v.to(self.device), (inputs, targets))
             plan = self._planned(inputs, targets, batch_size)
@@ -62,7 +74,8 @@ class Sums:
             # Part of a batch must not be released, nor come twice.
             self.clear()
             raise
-        self.parts += 1
+        finally:
+            self.evaluating = False
 
     def _planned(self, inputs: Any, targets: Any, batch_size: int) -> Plan:
         """How the model is run; found out anew where its switches changed."""
@@ -95,3 +108,14 @@ class Sums:
         assert self._plan is not None
         seen, losses = self.evaluator.add(self._by_name, inputs, targets, used, self.clip, self._plan)
         self.seen += totals(seen, losses, used, self.clip)
+
+
+def one_at_a_time(drawn: Iterator[Any], lock: AbstractContextManager[Any], sums: Sums) -> Iterator[Any]:
+    """Batches, each drawn while nothing is evaluated or released."""
+    while True:
+        with lock:
+            sums.refuse_inside()
+            batch = next(drawn, None)
+        if batch is None:
+            return
+        yield batch

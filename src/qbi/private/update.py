@@ -4,8 +4,8 @@ It needs to see nothing of the training, holds for any code, and bounds what lea
 sample. The price is higher.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -24,7 +24,6 @@ class ReleasedUpdate:
 
     budget: Budget
     keys: Keys = system_key
-    states: list[State] = field(default_factory=list)
 
     def release(self, sent: State, returned: State) -> dict[str, Tensor]:
         """What may leave in the place of what the training code returned: what was sent, and a clipped, noisy difference.
@@ -45,13 +44,9 @@ class ReleasedUpdate:
         out = {n: v.detach().clone() for n, v in sent.items()}
         for name, part in zip(moved, parts, strict=True):
             out[name] = (sent[name].double().cpu() + part.reshape(sent[name].shape)).to(sent[name].dtype)
-        self.states.append(out)
-        # Under the names, and in the order, in which it would have left.
-        return dict(zip(returned, (out[n] for n in named), strict=True))
-
-    def released(self) -> Sequence[State]:
-        """States as they may leave."""
-        return self.states
+        # Under the names in which it would have left, in the order in which it was sent.
+        theirs = dict(zip(named, returned, strict=True))
+        return {theirs[n]: out[n] for n in sent}
 
 
 def _moving(sent: State, returned: Mapping[str, Tensor]) -> list[str]:

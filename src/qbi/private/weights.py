@@ -92,6 +92,10 @@ class Weights:
             raise BadValue(
                 "private: weights were added, replaced, frozen or freed since Private was created; create it anew."
             )
+        if {n for n, _ in self.model.named_buffers()} - self.others.keys():
+            raise BadValue(
+                "private: the model got buffers since Private was created; run it once before, or create Private anew."
+            )
         for name, parameter in self.parameters.items():
             if parameter._backward_hooks:
                 raise BadValue(f"private: “{name}” has a hook on its gradient, which the step does not run; remove it.")

@@ -5,29 +5,31 @@ a map that gets one vector back for each sample stands high above any noise: bot
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from qbi.errors import CannotRead
-from qbi.sentences.arrivals import Arrivals, MapGroup
+from qbi.sentences.above_noise import Whitened, nearest_tokens_at, rough_span, tokens_of_tables
+from qbi.sentences.arrivals import MapGroup
 from qbi.sentences.batch import ReadSentences, SentBatch
 from qbi.sentences.candidates import AT_ONCE, Found
-from qbi.sentences.joining import join_tokens
+from qbi.sentences.joining import Joined, join_tokens
 from qbi.sentences.pairing import TokenPlaces, likely_places_of
 from qbi.sentences.relaxing import choices_of
-from qbi.sentences.span import Span, right_vectors, span_of
+from qbi.sentences.span import Span, span_of
 from qbi.sentences.witnesses import Witness, find_witness
 
-GAP = 4.0
-"""How many times longer the least gradient of a token that is there must be than the largest of one that is not."""
+WIDER = ((0.0, 3), (0.97, 5))
+"""Which maps tell places, by their contrast against the best one's, and how many tokens are taken for each position and sample: first all
+maps, then, where sequences are missing, the best one with more tokens."""
 
-LIKELY, MOST_PAIRS = 3, 2048
-"""Tokens that are taken for each position, for each sample; and tokens at places that are solved for: four bytes for every two of them."""
+MOST_PAIRS = 2048
+"""Tokens at places that are solved for: four bytes for every two of them."""
 
 SWEEPS, TRIED, FAR_OFF = 4, 16, 3.0
 """Sweeps in which tokens are left out; sequences that are run for every token of a position; and how many times farther than with
@@ -36,89 +38,11 @@ another token of its position a sequence lies with one that is left out."""
 CONTEXTS = 4
 """Contexts in which each token is tried at each place."""
 
+RIVALS = 2
+"""Tokens in the place of each token of a sequence, the most alike, with which it must fail."""
+
 LARGEST = 0.75
 """Share of a map's dimensions above which its span tells nothing."""
-
-CLOSE = 1.5
-"""Distances up to this many times what the noise explains are none: it is measured, and spread over hundreds of dimensions."""
-
-
-def rough_span(gradient: Float[Tensor, "n d"], most: int | None = None) -> Span:
-    """The directions of a gradient that stand above its noise, which all its values have alike.
-
-    Args:
-        gradient: a row for each neuron.
-        most: directions that there can be; with more above the noise, nothing is told.
-    """
-    count, width = gradient.shape
-    values, right = right_vectors(gradient.double())
-    rank = int((values > _threshold(values, count, width)).sum())
-    if rank == 0:
-        raise CannotRead("the gradient is no more than its noise.")
-    if rank >= min(count, width) or (most is not None and rank > most):
-        raise CannotRead(f"{rank} directions of the gradient stand above its noise, more than tell anything.")
-    noise = math.sqrt(float(values[rank:].square().sum()) / ((count - rank) * (width - rank)))
-    basis = right[:rank].T.contiguous().float()
-    return Span(rank, width, noise, torch.ones_like(basis[:, 0]), basis, (1 / values[:rank]).float(), CLOSE)
-
-
-@dataclass(frozen=True)
-class Whitened:
-    """A gradient's directions, each by how little it stands above the noise: one where it does not."""
-
-    rank: int
-    directions: Float[Tensor, "d m"] = field(repr=False)
-
-    @classmethod
-    def of(cls, gradient: Float[Tensor, "n d"]) -> "Whitened":
-        """By its singular values."""
-        values, right = right_vectors(gradient.double())
-        limit = _threshold(values, *gradient.shape)
-        weights = (limit / values.clamp_min(1e-300)).clamp(max=1.0)
-        return cls(int((values > limit).sum()), (right.T * weights).float())
-
-    def distances(self, vectors: Float[Tensor, "*k d"]) -> Float[Tensor, "*k"]:
-        """Of each vector, were its length one."""
-        far: Tensor = (vectors @ self.directions).norm(dim=-1) / vectors.norm(dim=-1).clamp_min(1e-30)
-        return far
-
-
-def _threshold(values: Float[Tensor, " m"], count: int, width: int) -> float:
-    """Below it singular values are noise, which all entries have alike (Gavish and Donoho, arXiv 1305.5870: its polynomial for noise of unknown size)."""
-    beta = min(count, width) / max(count, width)
-    return (0.56 * beta**3 - 0.95 * beta**2 + 1.82 * beta + 1.43) * float(values.median())
-
-
-def tokens_of_tables(gradients: Mapping[str, Tensor], vocabulary: int, most: int) -> Int[Tensor, " v"] | None:
-    """Tokens whose row, or column, of a trained table got a gradient; None where no table says so.
-
-    Adapters of tables say the same, and so does the head of a language model, of the tokens that are foretold.
-    """
-    for gradient in gradients.values():
-        if gradient.dim() != 2 or vocabulary not in gradient.shape:
-            continue
-        sizes = (gradient if len(gradient) == vocabulary else gradient.T).double().norm(dim=1)
-        ranked, order = sizes.sort(descending=True)
-        ahead, behind = ranked[:most], ranked[1 : most + 1]
-        gaps = ahead[: len(behind)] / behind.clamp_min(1e-300)
-        if not len(gaps) or float(ranked[0]) == 0:
-            continue
-        last = int(gaps.argmax())
-        if float(gaps[last]) >= GAP:
-            found: Tensor = order[: last + 1].sort().values
-            return found
-    return None
-
-
-def nearest_tokens_at(
-    arrivals: Arrivals, group: MapGroup, span: Span, vocabulary: int, positions: int, most: int
-) -> Bool[Tensor, "v t"]:
-    """For every position the tokens whose vectors lie nearest to the span."""
-    rows = max(1, AT_ONCE // positions)
-    parts = torch.arange(vocabulary, device=span.basis.device).split(rows)
-    far = torch.cat([span.distances(arrivals.at(group, part[:, None].expand(-1, positions))) for part in parts])
-    nearest = far.topk(min(most, vocabulary), dim=0, largest=False).indices
-    return torch.zeros_like(far, dtype=torch.bool).scatter_(0, nearest, True)
 
 
 def read_roughly(batch: SentBatch) -> ReadSentences:
@@ -137,13 +61,8 @@ def read_roughly(batch: SentBatch) -> ReadSentences:
     tokens = tokens_of_tables(batch.gradients, batch.vocabulary, batch.batch_size * batch.length)
     if tokens is None:
         tokens = _nearest(batch)
-    found, names = _places(batch, tokens)
-    most = LIKELY * batch.batch_size if names else len(tokens)
-    pairs = likely_places_of(found, batch.length, most, cut=False).padded(batch.padding, batch.length)
-    if len(pairs.token) > MOST_PAIRS:
-        raise CannotRead("too many tokens may stand at too many places.")
-    pairs = _fitting(batch, witness, pairs)
-    joined = join_tokens(batch.arrivals, witness, pairs, batch.length, batch.batch_size, batch.draws)
+    joined, names = _solved(batch, witness, tokens)
+    joined = _without_rivals(batch, witness, joined, tokens)
     if not bool(joined.proven.any()):
         raise CannotRead("no sequence lies as near to the span as noise explains.")
     return ReadSentences(
@@ -158,28 +77,70 @@ def read_roughly(batch: SentBatch) -> ReadSentences:
     )
 
 
-def _places(batch: SentBatch, tokens: Int[Tensor, " v"]) -> tuple[Found, list[str]]:
-    """How far each token is at each place, in contexts made of the others, from what maps span whose gradient stands above its noise; and their names.
+def _solved(batch: SentBatch, witness: Witness, tokens: Int[Tensor, " v"]) -> tuple[Joined, list[str]]:
+    """Sequences, by all maps together and then by the one that tells places best, with more tokens; and the names of the maps."""
+    told = _told(batch, tokens, witness)
+    best = max((own.contrast for own in told), default=0.0)
+    joined: Joined | None = None
+    for share, likely in WIDER if told else ((0.0, 0),):
+        chosen = [own for own in told if own.contrast >= share * best]
+        far = sum((own.far for own in chosen), torch.zeros(len(tokens), batch.length, device=tokens.device))
+        most = min(likely * batch.batch_size, MOST_PAIRS // batch.length) or len(tokens)
+        found = Found(tokens, torch.ones_like(far, dtype=torch.bool), far)
+        pairs = likely_places_of(found, batch.length, most, cut=False).padded(batch.padding, batch.length)
+        if len(pairs.token) > MOST_PAIRS:
+            raise CannotRead("too many tokens may stand at too many places.")
+        pairs = _fitting(batch, witness, pairs)
+        now = join_tokens(batch.arrivals, witness, pairs, batch.length, batch.batch_size, batch.draws)
+        joined = now if joined is None else joined.with_more(now)
+        if int(joined.proven.sum()) >= witness.span.rank:
+            break
+    assert joined is not None
+    few = slice(0, batch.batch_size)
+    return Joined(joined.ids[few], joined.proven[few], joined.far[few]), [own.name for own in told]
+
+
+@dataclass(frozen=True)
+class Told:
+    """What one map tells of tokens at places."""
+
+    name: str
+    contrast: float
+    """How much nearer the few that may stand at a place are than most."""
+    far: Float[Tensor, "v t"] = field(repr=False)
+    """Of each token at each place, logarithms of distances."""
+
+
+def _told(batch: SentBatch, tokens: Int[Tensor, " v"], witness: Witness) -> list[Told]:
+    """How far each token is at each place, in contexts made of the others, by every map up to the witness: behind it nothing comes back to most
+    positions.
 
     Directions count by how little they stand above the noise: which of them are there at all is not decided.
     """
-    wholes = {g.name: Whitened.of(g.gradient(batch.gradients)) for g in [*batch.singles, *batch.mixing]}
-    most = max((own.rank for own in wholes.values()), default=0)
-    far = torch.zeros(len(tokens), batch.length, device=tokens.device)
-    names = []
+    groups = [*batch.singles, *batch.mixing]
+    last = next((i for i, g in enumerate(groups) if witness.group.weights[0] in g.weights), len(groups))
+    wholes = [(g, Whitened.of(g.gradient(batch.gradients))) for g in groups[: last + 1]]
+    most = max((own.rank for _, own in wholes), default=0)
+    out = []
+    for group, own in wholes:
+        if max(batch.batch_size, most / 2) < own.rank <= LARGEST * group.width:
+            far = _apart(batch, group, own, tokens).log()
+            near = far.quantile(min(0.5, 0.5 * batch.batch_size / len(tokens)), dim=0)
+            out.append(Told(group.name, float((far.median(0).values - near).mean()), far))
+    return out
+
+
+def _apart(batch: SentBatch, group: MapGroup, whole: Whitened, tokens: Int[Tensor, " v"]) -> Float[Tensor, "v t"]:
+    """The mean over contexts: every token once at every position, each time among others."""
     rows = torch.arange(len(tokens), device=tokens.device)
     steps = torch.arange(batch.length, device=tokens.device)
-    for group in [*batch.singles, *batch.mixing]:
-        own = wholes[group.name]
-        if own.rank <= max(batch.batch_size, most / 2) or own.rank > LARGEST * group.width:
-            continue
-        names.append(group.name)
-        for turn in range(CONTEXTS):
-            places = (rows[:, None] + (2 * turn + 1) * steps[None] + turn) % len(tokens)
-            parts = places.split(max(1, AT_ONCE // batch.length))
-            apart = torch.cat([own.distances(batch.arrivals.at(group, tokens[part])) for part in parts])
-            far.scatter_add_(0, places, apart / apart.mean())
-    return Found(tokens, torch.ones_like(far, dtype=torch.bool), far), names
+    far = torch.zeros(len(tokens), batch.length, device=tokens.device)
+    for turn in range(CONTEXTS):
+        places = (rows[:, None] + (2 * turn + 1) * steps[None] + turn) % len(tokens)
+        parts = places.split(max(1, AT_ONCE // batch.length))
+        apart = torch.cat([whole.distances(batch.arrivals.at(group, tokens[part])) for part in parts])
+        far.scatter_add_(0, places, apart / CONTEXTS)
+    return far.clamp_min(1e-30)
 
 
 def _fitting(batch: SentBatch, witness: Witness, pairs: TokenPlaces) -> TokenPlaces:
@@ -206,6 +167,25 @@ def _fitting(batch: SentBatch, witness: Witness, pairs: TokenPlaces) -> TokenPla
         place, slot = (choices.open & ~off).nonzero().T
         pairs = TokenPlaces(choices.tokens[place, slot], place)
     return pairs
+
+
+def _without_rivals(batch: SentBatch, witness: Witness, joined: Joined, tokens: Int[Tensor, " v"]) -> Joined:
+    """Nothing is proven of a sequence that passes with another token too, of those most like one of its own."""
+    group = batch.singles[0] if batch.singles else witness.group
+    alone = batch.arrivals.at(group, tokens[:, None].expand(-1, batch.length))[:, batch.length // 2]
+    apart = torch.cdist(alone, alone).fill_diagonal_(torch.inf)
+    alike = tokens[apart.topk(min(RIVALS, len(tokens) - 1), largest=False).indices] if len(tokens) > 1 else None
+    proven = joined.proven.clone()
+    for number in joined.proven.nonzero()[:, 0].tolist() if alike is not None else ():
+        row = joined.ids[number]
+        known = (tokens[None] == row[:, None]).int().argmax(1)
+        others = row.repeat(alike.shape[1] * len(row), 1)  # type: ignore[union-attr]
+        place = torch.arange(len(row), device=row.device).repeat_interleave(alike.shape[1])  # type: ignore[union-attr]
+        others[torch.arange(len(place), device=row.device), place] = alike[known].flatten()  # type: ignore[index]
+        # Padding is nothing's rival: it would end the sequence.
+        kept = torch.ones_like(place, dtype=torch.bool) if batch.padding is None else row[place] != batch.padding
+        proven[number] = not bool(witness.rest(batch.arrivals, others[kept])[1].any())
+    return Joined(joined.ids, proven, joined.far)
 
 
 def _one_each(batch: SentBatch) -> Callable[[Tensor], Span]:

@@ -8,12 +8,16 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch._C._functorch import get_unwrapped, is_batchedtensor, maybe_get_bdim, maybe_get_level
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from qbi.errors import BadValue
 from qbi.uses.kinds import Kind
+
+PLAIN = (Tensor, nn.Parameter, nn.Buffer)
+"""Kinds of tensors that do what torch does."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,14 @@ class Capture(TorchFunctionMode):
         self.uses: list[Use] = []
         self.unknown: set[str] = set()
 
+    def _refuse_seeing_all(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Modes and kinds of tensors that run below the mapping would see all samples in one; then samples go one by one."""
+        if _get_current_dispatch_mode_stack():
+            raise TypeError("a dispatch mode is on, which would see all samples at once")
+        other = next((v for v in flat((args, kwargs)) if isinstance(v, Tensor) and type(v) not in PLAIN), None)
+        if other is not None:
+            raise TypeError(f"a {type(other).__name__} takes part, which would see all samples at once")
+
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
@@ -65,6 +77,7 @@ class Capture(TorchFunctionMode):
         from qbi.uses.operations import MAPPED_IN_PARTS, OPERATIONS
 
         kwargs = kwargs or {}
+        self._refuse_seeing_all(args, kwargs)
         names = {self.tracked[id(v)] for v in flat((args, kwargs)) if id(v) in self.tracked}
         if not names and func not in MAPPED_IN_PARTS:
             return func(*args, **kwargs)
