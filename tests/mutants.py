@@ -77,9 +77,9 @@ FAULTS = [
     ),
     (
         "auditing/result.py",
-        'return "nothing read" if states == {"nothing read"} and looked else "not tested"',
-        'return "nothing read"',
-        "test_zoo.py",
+        'return "leaks" if leaks else "not tested"',
+        'return "not tested"',
+        "test_verdicts.py",
     ),
     (
         "auditing/trial.py",
@@ -95,8 +95,8 @@ FAULTS = [
     ),
     (
         "private/samples.py",
-        "x, y = tree_map(lambda v, number=number: v[number], (inputs, targets))",
-        "x, y = tree_map(lambda v, number=number: v[0], (inputs, targets))",
+        "x, y = tree_map(lambda v, number=number: v[number].clone(), (inputs, targets))",
+        "x, y = tree_map(lambda v, number=number: v[0].clone(), (inputs, targets))",
         "test_zoo.py::test_the_private_step_sees_every_one_of_them",
     ),
     (
@@ -113,8 +113,8 @@ FAULTS = [
     ),
     (
         "private/clipping.py",
-        "(often if part.use.weight in seen else seen).add(part.use.weight)",
-        "seen.add(part.use.weight)",
+        "return {name for name, times in roles.items() if times > 1}",
+        "return set()",
         "test_zoo.py::test_the_private_step_sees_every_one_of_them",
     ),
     (
@@ -173,8 +173,8 @@ FAULTS = [
     ),
     (
         "private/step.py",
-        "            self.account.spend(float(max(1, self._sums.parts) ** 2))\n",
-        "            self.account.spend(1.0)\n",
+        "            times = max(1, self._sums.parts) ** 2\n",
+        "            times = 1\n",
         "test_ledger.py",
     ),
     (
@@ -424,8 +424,6 @@ FAULTS = [
         "return moved >= 0",
         "test_certifying.py",
     ),
-    ("auditing/negative.py", "if not finding.target.rectified:", "if False:", "test_verdicts.py"),
-    ("auditing/negative.py", "a.measured.recall > 0", "False", "test_verdicts.py"),
     ("auditing/attempts.py", "if a.outcome.reads or (", "if (", "test_verdicts.py"),
     ("auditing/result.py", "+ [s.share for s in self.tokens]", "", "test_verdicts.py"),
     ("private/weights.py", "            known.put_back(optimiser)\n", "            pass\n", "test_ways_past.py"),
@@ -439,8 +437,8 @@ FAULTS = [
     ("private/forgetting.py", "return _Held(value)", "return value", "test_forgetting.py"),
     (
         "private/samples.py",
-        "with quietly(), attention, self.forgetful():",
-        "with quietly(), attention:",
+        "with quietly(), attention, self.forgetful(weights=False), shut:",
+        "with quietly(), attention, shut:",
         "test_ways_past.py",
     ),
     ("private/boundary.py", "if known is self.sent and _unnamed", "if _unnamed", "test_boundary.py"),
@@ -457,9 +455,6 @@ FAULTS = [
         "if True:\n            return self._step",
         "test_ways_past.py",
     ),
-    ("auditing/negative.py", 'if finding.reach != "exact":', "if False:", "test_nothing_read.py"),
-    ("auditing/negative.py", 'if any(a.unit != "samples" for a in crafted):', "if False:", "test_verdicts.py"),
-    ("auditing/negative.py", "if any(a.repeats for a in crafted):", "if False:", "test_verdicts.py"),
     (
         "auditing/outcomes.py",
         "return self.reads, self.share_at(wanted), exact,",
@@ -471,6 +466,34 @@ FAULTS = [
         "longest = math.inf if largest is None else",
         "longest = 0.0 if largest is None else 0.0 *",
         "test_certifying.py",
+    ),
+    (
+        "private/incoming.py",
+        "    return torch.cat([values, values.new_zeros((missing, *values.shape[1:]))])",
+        "    return torch.cat([values, values.new_zeros((missing, *values.shape[1:]))]) if missing else values",
+        "test_forgetting.py",
+    ),
+    ("private/planning.py", "    if carried:\n", "    if False:\n", "test_forgetting.py"),
+    ("private/forgetting.py", "left += [one.__self__, one.__func__]", "pass", "test_forgetting.py"),
+    ("uses/capture.py", "        self._refuse_seeing_all(args, kwargs)\n", "", "test_forgetting.py"),
+    (
+        "private/samples.py",
+        "self.forgetful(weights=False), shut:",
+        "self.forgetful(weights=False):",
+        "test_forgetting.py",
+    ),
+    (
+        "private/update.py",
+        "return {theirs[n]: out[n] for n in sent}",
+        "return {theirs[n]: out[n] for n in named}",
+        "test_boundary.py",
+    ),
+    ("attacks/base.py", "and not self.carrier.exact:", "and False:", "test_certifying.py"),
+    (
+        "sentences/rough.py",
+        "proven[number] = not bool(witness.rest(batch.arrivals, others[kept])[1].any())",
+        "pass",
+        "test_reading.py",
     ),
     ("sentences/rough.py", "if not bool(joined.proven.any()):", "if False:", "test_reading.py"),
     (

@@ -44,20 +44,18 @@ def missing(package: str) -> bool:
     return find_spec(package) is None and not (FOLDER / package).exists()
 
 
-def quiet(result: Any) -> tuple[set[str], set[str]]:
-    """Parameters of layers of which nothing is said to be read, and of those that a crafted model was tried on, read or not.
+def attacked(result: Any) -> set[str]:
+    """Parameters of layers that a crafted model was tried on, read or not.
 
     Where what comes back to a layer adds up to nothing, rows could not be read: that is not counted as tried.
     """
     tried = {a.layer for a in result.attacks if a.crafted and not a.centred}
     names = {p: result.origins.get(p, (p,)) for o in result.outcomes for p in o.parameters}
-    claimed = {n for o in result.outcomes if o.status == "nothing read" for p in o.parameters for n in names[p]}
-    attacked = {n for o in result.outcomes if o.layer in tried for p in o.parameters for n in names[p]}
-    return claimed, attacked
+    return {n for o in result.outcomes if o.layer in tried for p in o.parameters for n in names[p]}
 
 
 def audited(name: str) -> dict[str, Any]:
-    """One model's audit, and what an attack by hand gets from the layers of which the audit says that nothing was read."""
+    """One model's audit, and what an attack by hand gets from the layers that the audit attacked in vain."""
     from by_hand import hands_on
     from linear_weights import linear_weights
     from published_models import MODELS
@@ -76,8 +74,8 @@ def audited(name: str) -> dict[str, Any]:
     own = entry.more.get("loss") == "own"
     weights = linear_weights(model, entry.data, own=own)
     states = result.accounts
-    claimed, attacked = quiet(result)
-    silent = sorted(n for n in (claimed | attacked) & set(weights) if states[n] != "leaks")
+    tried = attacked(result)
+    silent = sorted(n for n in tried & set(weights) if states[n] != "leaks")
     read, untried = hands_on(model, entry.data, silent, SIZE, own=own)
     return {
         "model": name,
@@ -88,16 +86,14 @@ def audited(name: str) -> dict[str, Any]:
         "complete": set(states) == trained,
         "layers": len(weights),
         "leaks": sum(states[n] == "leaks" for n in weights),
-        "nothing_read": sum(states[n] == "nothing read" for n in weights),
         "not_tested": sum(states[n] == "not tested" for n in weights),
-        "not_tried": sum(states[n] != "leaks" and n not in claimed | attacked for n in weights),
+        "not_tried": sum(states[n] != "leaks" and n not in tried for n in weights),
         "open": {
             o.layer: o.reason for o in result.outcomes if o.status == "not tested" and set(o.parameters) & set(weights)
         },
         "named": sorted({p for o in result.outcomes for p in o.parameters}),
         "tried_by_hand": len(silent) - len(untried),
-        "wrong": {n: count for n, count in read.items() if n in claimed},
-        "missed": {n: count for n, count in read.items() if n not in claimed},
+        "missed": read,
         "untried": untried,
         "seconds": round(seconds, 1),
     }

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from certificates import LOSSES, PRECISIONS, Tally, drawn, sent
 from qbi import client_step, mount
-from qbi.attacks import Passive, Reading, certifying, joint, states
+from qbi.attacks import Knowledge, Passive, Reading, certifying, joint, states
 from qbi.attacks.behind import Behind
 from qbi.attacks.certifying import certify
 from qbi.attacks.registry import ATTACKS
@@ -17,6 +17,7 @@ from qbi.attacks.weighing import is_cross_entropy
 from qbi.auditing import Client, audit
 from qbi.errors import CannotRead
 from qbi.extraction import directions, unmixing
+from qbi.extraction.normalisation import PublicStatistics
 from qbi.extraction.system import System
 from qbi.federation.local import LocalTraining
 from qbi.metrics import EXACT, FAITHFUL, match
@@ -427,3 +428,17 @@ def test_nothing_is_certified_where_the_range_of_inputs_is_not_known():
     update = client_step(model, x, y)
     assert int(sent.read(update, Reading(largest=float(x.abs().max()))).certified.sum()) == 4
     assert not sent.read(update, Reading()).certified.any()
+
+
+@pytest.mark.parametrize("front", [nn.Dropout(0.3), nn.LayerNorm(40)], ids=["dropout", "layer norm"])
+def test_where_the_way_to_a_layer_loses_something_no_sample_is_certified(front):
+    """What arrives is proven; the client's sample is another."""
+    torch.manual_seed(0)
+    x, y = torch.randn(8, 40) * 3 + 2, torch.arange(8) % 5
+    model = nn.Sequential(front, nn.Linear(40, 160), nn.ReLU(), nn.Linear(160, 5))
+    attack = ATTACKS["cascade"].prepare(Knowledge(8, 160, 40))
+    sent = mount(model, attack, x[:2], generator(0, "rows"), layer="1", strict=False)
+    how, public = Reading(largest=float(x.abs().max())), PublicStatistics((2.0,), (3.0,))
+    update = client_step(sent.model, x, y)
+    assert int(sent.read_at_layer(update, how).certified.sum()) > 4
+    assert not sent.read(update, how, public=public).certified.any()

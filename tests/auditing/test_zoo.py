@@ -277,7 +277,7 @@ def test_verdicts_hold_against_an_attack_by_hand(name):
     y = labels(name)
     result = audit(made(name), (x, y), client=Client(8), attacks=["passive", "measured"], batches=1, defences=False)
     hand = by_hand(made(name).train(), x[:8], y[:8], x[8:])
-    assert result.status in ("leaks", "nothing read", "not tested")
+    assert result.status in ("leaks", "not tested")
     if result.status != "leaks":
         assert hand == 0, (result.status, hand)
     if result.status == "leaks" and result.recall > 0:

@@ -536,3 +536,11 @@ def test_one_ledger_with_two_names_is_charged_under_both_and_the_smaller_total_e
         assert spent == pytest.approx(expected)
         with pytest.raises(BudgetSpent, match=data):
             round_of(data, 100)
+
+
+def test_an_update_leaves_in_the_order_in_which_it_was_sent():
+    from_app = {n: v + 0.01 for n, v in reversed(list(SENT.items()))}
+    released = ReleasedUpdate(Budget.for_goal(bits=72)).release(SENT, from_app)
+    assert list(released) == list(SENT)
+    unnamed = {str(i): v for i, v in enumerate(SENT.values())}
+    assert list(ReleasedUpdate(Budget.for_goal(bits=72)).release(SENT, unnamed)) == list(unnamed)

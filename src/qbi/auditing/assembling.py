@@ -12,14 +12,13 @@ from torch import nn
 
 import qbi
 from qbi.auditing.attempts import Progress
-from qbi.auditing.bounds import budget_points
+from qbi.auditing.bounds import BoundPoint, budget_points
 from qbi.auditing.campaign import Attempt, Campaign
 from qbi.auditing.decode import decoded
 from qbi.auditing.doubts import find_doubts
 from qbi.auditing.finding import BESIDE, Untested
 from qbi.auditing.forecast import forecast
 from qbi.auditing.gallery import make_gallery
-from qbi.auditing.leftovers import MOST_PARTS
 from qbi.auditing.match import QUICK, MatchedBatch, matched
 from qbi.auditing.outcomes import DefenceOutcome, Gallery, SideReading
 from qbi.auditing.patches import found_patches
@@ -70,7 +69,8 @@ def assemble(
     after = _defended(campaign, attempts, asked, say, failed)
     pictures = _unless_it_fails(lambda: decoded(campaign, attempts, asked=asked.decode, say=say), None, failed)
     joined = _unless_it_fails(lambda: found_patches(campaign, say), None, failed)
-    points = budget_points(samples, campaign.seed)
+    unpriced: tuple[BoundPoint, ...] = ()
+    points = _unless_it_fails(lambda: budget_points(samples, campaign.seed), unpriced, failed)
     aside, left = _side_information(campaign, seen)
     missing = [*untested, *left]
     none: tuple[str, ...] = ()
@@ -104,7 +104,6 @@ def assemble(
         patches=joined,
         sentences=_sentences(campaign, say),
         trained=seen.uses.trained,
-        parts={s.weight: min(s.groups, MOST_PARTS) for s in seen.uses.sites if s.groups > 1},
         elsewhere=frozenset(n for n, said in seen.uses.others.items() if said and seen.uses.of(n)),
         origins=asked.origins,
         threshold=asked.at,

@@ -66,7 +66,7 @@ class Finding:
 
     @property
     def is_provable(self) -> bool:
-        """Whether attacks in full could show that nothing is read here."""
+        """Whether nothing stands in the way of attacks: where a first one reads nothing, more are tried."""
         return self.reach == "exact" and self.followed and self.target.has_bias and self.target.rectified
 
     @property

@@ -1,10 +1,9 @@
-"""When “tested, nothing read” may be said of a layer, and what is said in its place where it may not.
+"""Why a layer of which nothing was read is not tested.
 
-An attack that reads nothing shows that this attack reads nothing. To call a layer tested, everything that is known to decide what a
-server reads there must have been in the attacks' reach: a way on which every value of the sample arrives, one position for each sample, rows
-and biases that can be written, a rectifier right behind them, nothing that undoes what they read, samples that differ, and several attacks
-on every batch. With all of this samples stand alone in rows, so little is ever called tested with nothing read. Wherever one of these is missing, a server that answers to it was not tried,
-and the layer is not tested.
+An attack that reads nothing shows that this attack reads nothing. Reviews read by hand, one after the other, everything that had ever been called
+tested: behind gates that stood at nothing, position by position, where samples repeat, where rounding hides what differs, where few rows
+were drawn. So no layer is called safe for having been attacked in vain; only a bound speaks for one. What can be said is what stood in
+the way of the attacks, and that is said here, the most telling first.
 """
 
 from collections.abc import Sequence
@@ -18,13 +17,17 @@ if TYPE_CHECKING:
     from qbi.auditing.result import AuditResult
 
 ENOUGH = 2
-"""Crafting attacks, each on every batch, without which nothing is called tested."""
+"""Crafting attacks, each on every batch: with fewer, that is the reason."""
+
+IN_VAIN = (
+    "the attacks that were tried read nothing of it; other rows, and servers that nobody has written, were not tried."
+)
 
 
 def why_not_tested(
     result: "AuditResult", tried: Sequence["AttackOutcome"], missing: Sequence[Untested], finding: Finding | None
 ) -> str:
-    """The reason; empty where the layer was tested."""
+    """The reason; it is never empty."""
     whole = [u for u in missing if u.attack == "every attack"]
     if whole:
         return whole[0].reason
@@ -33,7 +36,7 @@ def why_not_tested(
         if missing:
             return missing[0].reason
         return "no crafted model was tried on it." if finding is None or finding.attackable else finding.reason
-    return _by_client(result) or _by_layer(result, crafted, finding) or _by_effort(result, crafted)
+    return _by_client(result) or _by_layer(result, crafted, finding) or _by_effort(result, crafted) or IN_VAIN
 
 
 def _by_client(result: "AuditResult") -> str:

@@ -83,7 +83,7 @@ class AttackOutcome:
         return self.beyond.get(wanted, 0.0) * (1 - self.guessed.get(wanted, 0.0))
 
 
-Status = Literal["leaks", "nothing read", "not tested"]
+Status = Literal["leaks", "not tested"]
 
 
 @dataclass(frozen=True)

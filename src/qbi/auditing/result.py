@@ -8,7 +8,7 @@ from typing import Any
 from qbi.auditing.bounds import BoundPoint
 from qbi.auditing.client import Client
 from qbi.auditing.decode import DecodedPictures
-from qbi.auditing.finding import BESIDE, Finding, Untested
+from qbi.auditing.finding import Finding, Untested
 from qbi.auditing.match import MatchedBatch
 from qbi.auditing.negative import why_not_tested
 from qbi.auditing.outcomes import AttackOutcome, Curve, DefenceOutcome, Gallery, LayerOutcome, SideReading, Status
@@ -61,8 +61,6 @@ class AuditResult:
     """Sentences of token ids, where the model takes those."""
     trained: tuple[str, ...]
     """Names of all trained parameters."""
-    parts: Mapping[str, int]
-    """Of how many linear maps a parameter is made, where that is more than one; of many that are alike, how many must have been tried."""
     elsewhere: frozenset[str]
     """Trained parameters that are used in other ways than in a linear map too."""
     origins: Mapping[str, tuple[str, ...]]
@@ -97,7 +95,7 @@ class AuditResult:
 
     @property
     def outcomes(self) -> tuple[LayerOutcome, ...]:
-        """Every layer: leaks, tested with nothing read, or not tested."""
+        """Every layer: it leaks, or it was not tested by whatever was not tried."""
         names = list(dict.fromkeys([f.name for f in self.layers] + [u.layer for u in self.untested if u.parameters]))
         return tuple(self._outcome(name) for name in names)
 
@@ -113,39 +111,22 @@ class AuditResult:
             return LayerOutcome(layer, "leaks", share, names, "", parameters)
         if told:
             return LayerOutcome(layer, "leaks", share, (told[0].what,), told[0].note, parameters)
-        reason = why_not_tested(self, tried, missing, finding)
-        if reason:
-            return LayerOutcome(layer, "not tested", 0.0, names, reason, parameters)
-        return LayerOutcome(layer, "nothing read", 0.0, names, "", parameters)
+        return LayerOutcome(layer, "not tested", 0.0, names, why_not_tested(self, tried, missing, finding), parameters)
 
     @property
     def accounts(self) -> Mapping[str, Status]:
         """Every trained parameter in exactly one state: the worst that is known of a layer it is part of; else not tested."""
         out: dict[str, Status] = dict.fromkeys(self.trained, "not tested")
-        parts: dict[str, list[LayerOutcome]] = {}
-        for outcome in self.outcomes:
-            for name in outcome.parameters:
-                parts.setdefault(name, []).append(outcome)
-        for name, outcomes in parts.items():
-            states = {o.status for o in outcomes}
-            complete = len(outcomes) >= self.parts.get(name, 1)
-            if "leaks" in states:
-                out[name] = "leaks"
-            elif states == {"nothing read"} and complete:
-                out[name] = "nothing read"
+        leaking = (name for outcome in self.outcomes if outcome.status == "leaks" for name in outcome.parameters)
+        out |= dict.fromkeys(leaking, "leaks")
         return {own: state for name, state in out.items() for own in self.origins.get(name, (name,))}
 
     @property
     def status(self) -> Status:
-        """Of the model: it leaks if a layer does; nothing was read only where every trained parameter was tested."""
-        states = set(self.accounts.values())
+        """Of the model: it leaks if a layer does. Else it was not tested: an attack that reads nothing shows that this attack reads nothing."""
         beside = [found.says_more for found in (self.sentences, self.matched, self.patches) if found is not None]
-        if "leaks" in states or self.tokens or any(beside):
-            return "leaks"
-        looked = not any(u.attack == BESIDE for u in self.untested)
-        # A model of token ids whose sentences were not decided was not tested, whatever its layers say.
-        looked = looked and (self.sentences is None or self.sentences.decided)
-        return "nothing read" if states == {"nothing read"} and looked else "not tested"
+        leaks = "leaks" in self.accounts.values() or self.tokens or any(beside)
+        return "leaks" if leaks else "not tested"
 
     @property
     def verdict(self) -> str:

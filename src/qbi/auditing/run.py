@@ -23,7 +23,7 @@ from qbi.auditing.samples import Data, Samples, as_samples, with_targets
 from qbi.auditing.sent_updates import SentUpdates
 from qbi.auditing.survey import probe_of, survey
 from qbi.calling import as_client
-from qbi.errors import BadValue, DataError
+from qbi.errors import BadValue, DataError, first_line
 from qbi.federation.client import Loss, run_model
 from qbi.finite import is_finite
 from qbi.metrics import RECOGNISABLE, Threshold
@@ -97,6 +97,7 @@ def audit(
     sent = by_name(sent, samples.names) if samples.names else by_place(sent)
     _check_parameters(sent)
     probe = probe_of(tuple(part.to(device) for part in samples.inputs))
+    _check_call(sent, probe)
     say("looking into the model")
     seen = survey(sent, probe)
     traced = seen.traced
@@ -155,6 +156,25 @@ def _check_model(model: object) -> None:
         )
     if not isinstance(model, nn.Module):
         raise BadValue(f"model: a {type(model).__name__} is no torch.nn.Module; give the model itself.")
+    if any(p.device.type == "meta" for p in model.parameters()):
+        raise BadValue("model: it is on the device meta and has no weights; load them first.")
+
+
+def _check_call(model: nn.Module, probe: tuple[Tensor, ...]) -> None:
+    """Whatever a model does with inputs of this form, before anything is made of it."""
+    try:
+        with as_client(model), torch.no_grad():
+            model(*probe)
+    except (TypeError, NotImplementedError) as problem:
+        raise BadValue(
+            f"model: its forward pass fails on {len(probe)} inputs ({first_line(problem)}). Give data with as many as it takes, and their targets."
+        ) from problem
+    except SystemExit as ended:
+        raise BadValue(
+            f"model: its forward pass ends the process (exit code {ended.code!r}); take sys.exit out of it."
+        ) from None
+    except Exception:
+        return  # said where the model is followed
 
 
 def _check_parameters(model: nn.Module) -> None:

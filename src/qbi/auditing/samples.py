@@ -11,7 +11,7 @@ from torch import Tensor
 
 from qbi.carrier import flat
 from qbi.data.images import denormalised, normalised, unit_pixels
-from qbi.errors import DataError, first_line
+from qbi.errors import DataError, QbiError, first_line
 from qbi.records import ImageData, TextData
 
 
@@ -161,12 +161,23 @@ Data = Samples | ImageData | TextData | Tensor | tuple[Tensor, ...] | Any
 def as_samples(data: Data) -> Samples:
     """Whatever a user has, as samples."""
     try:
-        return _as_samples(data)
-    except (TypeError, ValueError, RuntimeError) as problem:
+        return _plain(_as_samples(data))
+    except QbiError:
+        raise
+    except Exception as problem:  # whatever a data set does
         raise DataError(
             f"data: it cannot be made into tensors of one shape ({first_line(problem)}). Give tensors or arrays (x, y), a dictionary of them, or "
             "a data set of pairs; words and labels as numbers."
         ) from problem
+
+
+def _plain(samples: Samples) -> Samples:
+    """Without gradients; refused where values cannot be looked at."""
+    parts = (*samples.inputs, samples.targets)
+    if any(part.is_sparse or part.is_complex() or part.device.type == "meta" for part in parts):
+        raise DataError("data: it has sparse or complex tensors, or tensors without values; give plain ones.")
+    inputs = tuple(part.detach() for part in samples.inputs)
+    return replace(samples, inputs=inputs, targets=samples.targets.detach())
 
 
 def _as_samples(data: Data) -> Samples:

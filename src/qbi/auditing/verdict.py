@@ -18,12 +18,7 @@ def verdict(result: "AuditResult") -> str:
     if result.status == "leaks":
         beside = (_side_information(result) if result.tokens else "") + _sentences(result)
         return (beside + _patches(result) + _matching(result)).strip()
-    if result.status == "not tested":
-        return _not_tested(result) + _matching(result)
-    tried = ", ".join(dict.fromkeys(a.attack for a in result.attacks))
-    return f"No attack that was tried recovered anything ({tried}).{_matching(result)} " + (
-        result.doubts[0] if result.doubts else ""
-    )
+    return _not_tested(result) + _matching(result)
 
 
 NOUNS = {"images": "images", "text": "texts"}
@@ -119,13 +114,13 @@ def _side_information(result: "AuditResult") -> str:
 
 def _not_tested(result: "AuditResult") -> str:
     left = [o for o in result.outcomes if o.status == "not tested"]
-    if not left and result.attacks:
-        undecided = result.sentences is not None and not result.sentences.decided
-        reason = (
-            result.sentences.reason if undecided and result.sentences is not None else "they could not be looked for."
-        )
-        return f"Not tested: what stands beside its layers, labels, tokens and sentences ({reason.rstrip('.')})."
     if not left:
         return "Not tested: the model has no trained parameter that an attack could be tried on."
     more = f" and {len(left) - 1} more" if len(left) > 1 else ""
-    return f"Not tested: “{left[0].layer}” ({left[0].reason.rstrip('.')}){more}. Nothing was recovered from the layers that were tested; that says nothing about the rest."
+    tried = ", ".join(dict.fromkeys(a.attack for a in result.attacks))
+    said = (
+        f"What was tried recovered nothing ({tried}); that says nothing about the rest."
+        if tried
+        else "Nothing was tried."
+    )
+    return f"Not tested: “{left[0].layer}” ({left[0].reason.rstrip('.')}){more}. {said}"

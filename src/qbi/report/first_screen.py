@@ -14,12 +14,10 @@ def severity(document: Mapping[str, Any]) -> dict[str, str]:
     """One word for a ticket, and what it rests on."""
     share, status = document["verdict"]["share"], document["verdict"]["status"]
     if status == "not tested":
-        return {"name": "unknown", "chip": "soft", "words": "Part of the model was not tested."}
+        return {"name": "unknown", "chip": "soft", "words": "No attack that was tried read anything; others may."}
     if share > MUCH:
         return {"name": "high", "chip": "exact", "words": "Training samples leave with every update of a client."}
-    if status == "leaks":
-        return {"name": "medium", "chip": "lossy", "words": "Some samples, or parts of them, leave with an update."}
-    return {"name": "none found", "chip": "unreachable", "words": "No attack that was tried read anything; others may."}
+    return {"name": "medium", "chip": "lossy", "words": "Some samples, or parts of them, leave with an update."}
 
 
 def key_figures(document: Mapping[str, Any]) -> list[dict[str, str]]:

@@ -16,6 +16,7 @@ LARGEST = 64 * 2**20
 """Bytes that are read; reports of models with thousands of layers have a few millions."""
 
 STATES = ("leaks", "nothing read", "not tested")
+"""The second was said by versions before 0.3; none says it any more."""
 
 
 def load_audit(path: Path) -> dict[str, Any]:
