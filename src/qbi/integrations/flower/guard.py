@@ -19,7 +19,7 @@ from qbi.integrations.flower.records import arrays_of, records_in, sent_in, stat
 from qbi.private.boundary import REFUSED
 from qbi.private.owner import VARIABLE, OwnersSite
 from qbi.private.receipts import Receipts
-from qbi.private.site import PREFIX, Reply, SiteSettings, guarded_round, reason
+from qbi.private.site import MOST_RECORDS, PREFIX, Reply, SiteSettings, guarded_round, reason
 from qbi.private.trainer import write_receipts
 
 log = logging.getLogger("flwr")
@@ -69,7 +69,8 @@ def _mod(msg: Message, ctxt: Context, call_next: Next, fixed: Mapping[str, str |
         settings = SiteSettings.of({**own, **fixed})
         site = OwnersSite.read() if VARIABLE in os.environ else None
         settings = settings if site is None else site.settings
-        known = NAMES | {*msg.content}
+        # Names that the server sent may come back, unless it sent so many that choosing among them says much.
+        known = NAMES | ({*msg.content} if len(msg.content) <= MOST_RECORDS else set())
         kinds: dict[str, type] = {}
 
         def work() -> Reply | None:
