@@ -1,7 +1,7 @@
 """What a model, a loss or an augmentation keeps to itself between samples is put back: nothing is carried from one to the next.
 
 Attributes of modules, of objects that are called, and what functions close over, as deep as it goes; random generators; Python's and
-numpy's own random numbers. What stands in globals is not reached.
+numpy's own random numbers. What stands in globals is not reached; `planning` notices it on random samples.
 """
 
 import contextlib
@@ -60,8 +60,8 @@ def forgetful(*holders: Any, weights: bool = True) -> Iterator[None]:
     cells = list({id(c): c for f in functions for c in getattr(f, "__closure__", None) or ()}.values())
     closed = [(c, _kept("a variable of a function", c.cell_contents, memo)) for c in cells if not _is_empty(c)]
     # Those of the model only where samples go one by one: it runs on copies of its own, but a loss may hold the model and write it.
-    own = {id(m) for m in holders[0].modules()} if not weights and isinstance(holders[0], nn.Module) else set()
-    tensors = [t for m in modules if id(m) not in own for t in (*m._parameters.values(), *m._buffers.values())]
+    left = {id(m) for m in holders[0].modules()} if not weights and isinstance(holders[0], nn.Module) else set()
+    tensors = [t for m in modules if id(m) not in left for t in (*m._parameters.values(), *m._buffers.values())]
     buffers = [(t, t.detach().clone()) for t in tensors if t is not None]
     drawn, numbers = random.getstate(), np.random.get_state()
     try:
