@@ -130,6 +130,8 @@ def judge(
         truth = ids[order[batch_size : 2 * batch_size]] if other else x
         found = []
         known = ROUNDINGS if bits is not None else (2.0**-9 if coarse == HALF else ROUNDING,)
+        if coarse > 0 and made.foretells:
+            known = (2 * coarse,)  # the server knows the noise; encoders are read without knowing it
         for rounding in known:
             try:
                 read = read_sentences(
