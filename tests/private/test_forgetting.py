@@ -327,23 +327,23 @@ class Packed(nn.Module):
 
 
 class Simulated(torch.utils._python_dispatch.TorchDispatchMode):
-    """Rounds what every operation gives to eight bits, one scale for all samples that go together."""
+    """Rounds what every operation gives to twelve bits, one scale for all samples that go together."""
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
         if isinstance(out, torch.Tensor) and out.is_floating_point() and out.numel():
-            scale = out.abs().max().clamp_min(1e-9) / 127
+            scale = out.abs().max().clamp_min(1e-9) / 2047
             return (out / scale).round() * scale
         return out
 
 
-class InEightBits(Packed):
+class InTwelveBits(Packed):
     def forward(self, x):
         with Simulated():
             return self.second(torch.tanh(self.first(x)))
 
 
-@pytest.mark.parametrize("kind", [Packed, InEightBits])
+@pytest.mark.parametrize("kind", [Packed, InTwelveBits])
 def test_what_sees_tensors_below_the_mapping_sees_one_sample(kind):
     sums = []
     x = torch.randn(16, 6, generator=torch.Generator().manual_seed(0))
