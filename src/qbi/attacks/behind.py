@@ -1,6 +1,7 @@
 """The model behind an attacked layer, as a function of the layer's pre-activations."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -87,9 +88,10 @@ class Behind:
 
     def row_slopes(self, z: Tensor, rows: Tensor) -> Tensor:
         """How each output moves with the one neuron of each candidate."""
+        if self.affine_map is not None:
+            return self.affine_map.to(z)[:, rows].T * (z.gather(1, rows[:, None]) > 0)
         if self.outputs <= FEW_OUTPUTS:
-            own = rows[:, None, None].expand(-1, self.outputs, 1)
-            return self.jacobian(z).gather(2, own)[:, :, 0]
+            return torch.stack([each.gather(1, rows[:, None])[:, 0] for each in self._pulled(z)], 1)
         direction = torch.zeros_like(z)
         direction[torch.arange(len(z), device=z.device), rows] = 1
         found: Any = torch.func.jvp(self.forward, (z,), (direction,))
@@ -98,12 +100,17 @@ class Behind:
 
     def jacobian(self, z: Tensor) -> Tensor:
         """All slopes, one vector of the layer for each output: k × outputs × neurons."""
+        return torch.stack(list(self._pulled(z)), 1)
+
+    def _pulled(self, z: Tensor) -> Iterator[Tensor]:
+        """What arrives at the layer when one output after another is pulled at."""
         with torch.enable_grad():
             z = z.detach().requires_grad_()
             out = self.forward(z)
-            each = [torch.autograd.grad(out[:, o].sum(), z, retain_graph=True)[0] for o in range(out.shape[1])]
-        return torch.stack(each, 1)
+        for o in range(out.shape[1]):
+            yield torch.autograd.grad(out[:, o].sum(), z, retain_graph=True)[0]
 
+    @cached_property
     def affine_map(self) -> Tensor | None:
         """What each output makes of each neuron that fires, where the layer's own rectifier is all that bends; None elsewhere.
 
@@ -130,6 +137,8 @@ class Behind:
         def slopes(z: Tensor) -> Tensor | None:
             if not 2 <= self.outputs <= MOST_SLOPES:
                 return None
+            if self.affine_map is not None:
+                return self.affine_map.to(z)[:, kept].expand(len(z), -1, -1)
             # Just below zero, further down, and where these samples are: what is silent there is a rectifier's.
             down = -torch.tensor([NEXT_TO_ZERO, 0.1, 1.0], dtype=z.dtype, device=z.device)[:, None].expand(
                 -1, len(kept)

@@ -22,12 +22,14 @@ a sample, and only if all of this holds:
 """
 
 import math
+from dataclasses import replace
 
 import torch
 from jaxtyping import Bool, Float, Float64
 from torch import Tensor
 
-from qbi.attacks.explaining import ByLabel, ByNumber
+from qbi.attacks.by_label import ByLabel
+from qbi.attacks.explaining import ByNumber
 from qbi.extraction.decoding import certified as allowed
 from qbi.extraction.decoding import distinct, expected_noise, row_bound
 from qbi.extraction.recovered import Recovered
@@ -50,9 +52,10 @@ def certify(
     none = torch.full((len(found),), math.inf, dtype=torch.float64, device=found.coefficients.device)
     if len(found) == 0 or not isinstance(tail, ByLabel) or system.rounding > COARSEST or not tail.is_sure:
         return none
-    heads = tail.behind.affine_map() if tail.behind.outputs >= FEWEST_OUTPUTS else None
+    heads = tail.behind.affine_map if tail.behind.outputs >= FEWEST_OUTPUTS else None
     if heads is None:
         return none
+    tail = replace(tail, as_it_runs=True)
     z = found.coefficients @ system.products
     everyone = torch.arange(len(found), device=z.device)
     biases = found.coefficients @ system.bias
@@ -62,7 +65,7 @@ def certify(
     others = found.backprops[:, row].T - torch.diag(mine)
     left = system.bias[row] - others @ biases
     error = noise[row] / left.abs().clamp_min(1e-300)
-    single = tail.single(z, found.labels.clamp_min(0), system)
+    single = tail.single(z, found.labels.clamp_min(0))
     given = (system.products[row] - others @ z) / left[:, None]
     apart = (given - z).norm(dim=1) / z.norm(dim=1).clamp_min(1e-300)
     bound = row_bound(system, error)
@@ -72,7 +75,7 @@ def certify(
         & (found.labels >= 0)
         & ((backprops[everyone, row] - left).abs() < bound * left.abs())
         & (apart < SAME_SAMPLE)
-        & _tells(tail, system, found, z, row, mine=backprops[everyone, row], bound=bound)
+        & _tells(tail, found, z, row, mine=backprops[everyone, row], bound=bound)
         & allowed(system, backprops, error, torch.full_like(row, 2))
         & z.isfinite().all(1)
         & _determined(heads.to(z)[:, system.kept], system, z, single, backprops)
@@ -141,11 +144,11 @@ LARGER, SHARPLY = 1.1, 10.0
 
 
 def _tells(
-    tail: ByLabel, system: System, found: Recovered, z: Tensor, row: Tensor, *, mine: Tensor, bound: Tensor
+    tail: ByLabel, found: Recovered, z: Tensor, row: Tensor, *, mine: Tensor, bound: Tensor
 ) -> Bool[Tensor, " s"]:
     """Whether the row test tells a sample from one that fires the same rows."""
     other = LARGER * z
-    backprops = tail.backprops(other, tail.single(other, found.labels.clamp_min(0), system))
+    backprops = tail.backprops(other, tail.single(other, found.labels.clamp_min(0)))
     moved = (backprops[torch.arange(len(z), device=z.device), row] - mine).abs()
     return moved > SHARPLY * bound * mine.abs()
 

@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from qbi.attacks.explaining import ByLabel, ByNumber
+from qbi.attacks.by_label import ByLabel
+from qbi.attacks.explaining import ByNumber
 from qbi.extraction.cone import corners
 from qbi.extraction.decoding import cascade, refit
 from qbi.extraction.recovered import Recovered
@@ -55,15 +56,14 @@ def _explained(system: System, tail: ByLabel, coefficients: Tensor) -> Recovered
     z = coefficients @ system.products
     least = z.new_full((len(z),), torch.inf)
     labels = torch.full((len(z),), -1)
-    for candidate in tail.labels.tolist():
-        given = torch.full((len(z),), candidate)
-        miss = system.outside(tail.backprops(z, tail.single(z, given, system))).nan_to_num(torch.inf)
+    for candidate, grads in tail.each_label(z):
+        miss = system.outside(tail.backprops(z, grads)).nan_to_num(torch.inf)
         labels = torch.where(miss < least, candidate, labels)
         least = torch.minimum(least, miss)
     fine = least < LOOSE
     if not bool(fine.any()):
         return None
     z, coefficients, labels = z[fine], coefficients[fine], labels[fine]
-    output_grads = tail.single(z, labels, system)
+    output_grads = tail.single(z, labels)
     backprops = tail.backprops(z, output_grads)
     return Recovered(coefficients, backprops, labels, output_grads, (backprops / system.sizes).abs().argmax(1))

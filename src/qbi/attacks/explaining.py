@@ -1,6 +1,5 @@
 """What the sent model says of a candidate: with which label, if any, it explains its part of an update."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -10,9 +9,10 @@ from torch import Tensor, nn
 
 from qbi.attacks.base import Carried, Reading
 from qbi.attacks.behind import Behind
+from qbi.attacks.by_label import ByLabel
 from qbi.attacks.weighing import agreed, class_weights, is_cross_entropy
 from qbi.errors import CannotRead, first_line
-from qbi.extraction.decoding import MOST_REPEATS, row_bound
+from qbi.extraction.decoding import row_bound
 from qbi.extraction.system import System
 from qbi.federation.client import Loss
 from qbi.records import Update
@@ -22,97 +22,6 @@ ALL_LABELS = 64
 
 MOST_OUTPUTS = 32
 """Outputs up to which targets that are numbers are solved for."""
-
-
-@dataclass(frozen=True)
-class ByLabel:
-    """For targets that are classes: every possible label is tried, through autograd and the client's own loss."""
-
-    behind: Behind
-    loss: Loss
-    labels: Int[Tensor, " l"]
-    scale: float
-    """What the mean over the batch divides by; 1 for a sum."""
-    is_mean: bool
-    kept: Tensor
-    is_sure: bool = True
-    """Whether what a label sends back may prove a sample: the loss is cross-entropy, as a mean or a sum over samples."""
-    weights: Float64[Tensor, " c"] | None = None
-    """Of each class, where they are not all the same."""
-    pins_values: ClassVar[bool] = True
-
-    def _output_grad(self, out: Tensor, labels: Tensor) -> Tensor:
-        with torch.enable_grad():
-            leaf = out.detach().requires_grad_()
-            value = self.loss(leaf, labels)
-            (grad,) = torch.autograd.grad(value, leaf)
-        # A mean over these candidates is undone; the client's own mean stands in the scale.
-        if self.weights is not None:
-            return grad * float(self.weights[labels].sum()) / self.scale
-        return grad * (len(out) if self.is_mean else 1) / self.scale
-
-    def explain(
-        self, z: Float64[Tensor, "k n"], rows: Int[Tensor, " k"], wanted: Float64[Tensor, " k"], system: System
-    ) -> tuple[Int[Tensor, " k"], Float64[Tensor, "k o"], Float64[Tensor, " k"]]:
-        """The label whose share is nearest, standing there once or a few times."""
-        best = z.new_full((len(z),), torch.inf)
-        label, times = torch.full((len(z),), -1, device=z.device), torch.ones_like(best)
-        for candidate, ratio in zip(self.labels.tolist(), self.ratios(z, rows, wanted, system), strict=True):
-            count = ratio.round().clamp(1, MOST_REPEATS)
-            miss = ((ratio - count) / count).abs().nan_to_num(torch.inf)
-            better = miss < best
-            best, times = torch.where(better, miss, best), torch.where(better, count, times)
-            label = torch.where(better, candidate, label)
-        output_grads = self.single(z, label.clamp_min(0), system) * times[:, None]
-        return label, output_grads, best
-
-    def explain_whole(
-        self, z: Float64[Tensor, "k n"], backprops: Float64[Tensor, "k n"], system: System
-    ) -> tuple[Int[Tensor, " k"], Float64[Tensor, "k o"], Float64[Tensor, " k"]]:
-        """The label whose backprops are nearest over all rows; in a single one two labels may send the same."""
-        best = z.new_full((len(z),), torch.inf)
-        label, output_grads = torch.full((len(z),), -1, device=z.device), z.new_zeros(len(z), self.behind.outputs)
-        size = backprops.square().sum(1).clamp_min(1e-300)
-        for candidate in self.labels.tolist():
-            grads = self.single(z, torch.full_like(label, candidate), system)
-            sent = self.backprops(z, grads)
-            times = (sent * backprops).sum(1) / sent.square().sum(1).clamp_min(1e-300)
-            grads, sent = (part * times.round().clamp(1, MOST_REPEATS)[:, None] for part in (grads, sent))
-            miss = ((sent - backprops).square().sum(1) / size).sqrt().nan_to_num(torch.inf)
-            better = miss < best
-            best, label = torch.where(better, miss, best), torch.where(better, candidate, label)
-            output_grads = torch.where(better[:, None], grads, output_grads)
-        return label, output_grads, best
-
-    def ratios(
-        self, z: Float64[Tensor, "k n"], rows: Int[Tensor, " k"], wanted: Float64[Tensor, " k"], system: System
-    ) -> Iterator[Float64[Tensor, " k"]]:
-        """For each label, how many times what it sends to a row the row holds."""
-        wide = self.behind.widened(z, system.kept)
-        with torch.no_grad():
-            out = self.behind.forward(wide)
-        slopes = self.behind.row_slopes(wide, system.kept[rows])
-        for candidate in self.labels.tolist():
-            share = (self._output_grad(out, torch.full((len(z),), candidate, device=z.device)) * slopes).sum(1)
-            yield wanted / torch.where(share == 0, torch.nan, share)
-
-    def output_grads(
-        self, z: Float64[Tensor, "k n"], labels: Int[Tensor, " k"], before: Float64[Tensor, "k o"], system: System
-    ) -> Float64[Tensor, "k o"]:
-        """From the loss; how often a sample stands in the batch is kept."""
-        now = self.single(z, labels, system)
-        times = (before * now).sum(1) / now.square().sum(1).clamp_min(1e-300)
-        return now * times.round().clamp(1, MOST_REPEATS)[:, None]
-
-    def single(self, z: Float64[Tensor, "k n"], labels: Int[Tensor, " k"], system: System) -> Float64[Tensor, "k o"]:
-        """What samples of known labels send back from the outputs, each standing there once."""
-        with torch.no_grad():
-            out = self.behind.forward(self.behind.widened(z, system.kept))
-        return self._output_grad(out, labels)
-
-    def backprops(self, z: Float64[Tensor, "k n"], output_grads: Float64[Tensor, "k o"]) -> Float64[Tensor, "k n"]:
-        """By a backward pass."""
-        return self.behind.backward(self.behind.widened(z, self.kept), output_grads)[:, self.kept]
 
 
 @dataclass(frozen=True)
@@ -203,7 +112,7 @@ def _scaled(tail: ByLabel, system: System, *, adds_up: bool) -> ByLabel:
     _, _, miss = tail.explain(z, rows, wanted, system)
     if adds_up and bool((miss < row_bound(system, noise / wanted.abs())).any()):
         return tail
-    ratios = torch.stack(list(tail.ratios(z, rows, wanted, system)))
+    ratios = tail.ratios(z, rows, wanted)
     factor = agreed(ratios.flatten())
     if factor is None:
         return tail

@@ -7,11 +7,13 @@ from torch import Tensor
 
 from qbi.attacks.base import Carried, Reading
 from qbi.attacks.behind import SeesPositions
+from qbi.attacks.by_label import ByLabel
 from qbi.attacks.certifying import certify, hides_nothing
 from qbi.attacks.edges import by_zeros
-from qbi.attacks.explaining import ByLabel, ByNumber, tail_for
+from qbi.attacks.explaining import ByNumber, tail_for
+from qbi.attacks.on_device import cascaded
 from qbi.errors import CannotRead
-from qbi.extraction.decoding import cascade, distinct, expected_noise, explains_everything, refit
+from qbi.extraction.decoding import distinct, expected_noise, explains_everything, refit
 from qbi.extraction.independent import is_image
 from qbi.extraction.quotients import read_rows
 from qbi.extraction.recovered import Recovered, nothing
@@ -93,7 +95,7 @@ def _decode(system: System, sent: Carried, update: Update, how: Reading, gradien
     outputs, size = 1, update.batch_size if update.steps == 1 else None
     try:
         tail, outputs = tail_for(sent, update, how, system)
-        found = cascade(system, tail, outputs)
+        found = cascaded(system, tail, outputs, gradient.device)
     except SeesPositions:
         return _read_of(system, tail, nothing(system, outputs), size)
     except CannotRead:

@@ -38,6 +38,9 @@ SAME = 1e-2
 """Relative distance of pre-activations below which two candidates are one sample."""
 
 REFITS = 4
+SETTLED = 0.3
+"""Part of a sample's expected rounding below which a fit that moves it changes nothing."""
+
 MOST_STEPS = 200
 MOST_REPEATS = 3
 """How often one sample may stand in a batch and still be recognised."""
@@ -148,12 +151,22 @@ def refit(system: System, tail: Tail, found: Recovered) -> Recovered:
         fitted = _fit(system, found)
         if fitted is None:
             break
+        settled = _settled(system, found, fitted)
         z = fitted @ system.products
         output_grads = tail.output_grads(z, found.labels, found.output_grads, system)
         found = replace(
             found, coefficients=fitted, output_grads=output_grads, backprops=tail.backprops(z, output_grads)
         )
+        if settled:
+            break
     return found
+
+
+def _settled(system: System, found: Recovered, fitted: Float64[Tensor, "s n"]) -> bool:
+    """Whether a fit moves every sample by less than what rounding leaves open."""
+    count = system.sketch.shape[1] ** 0.5
+    moved = ((fitted - found.coefficients) @ system.sketch).norm(dim=1) / count
+    return bool((moved < SETTLED * (fitted.square() @ expected_noise(system, found).square()).sqrt()).all())
 
 
 def _fit(system: System, found: Recovered) -> Float64[Tensor, "s n"] | None:

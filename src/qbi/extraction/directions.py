@@ -38,6 +38,10 @@ class Directions:
     proven: Bool[Tensor, " k"]
     """Whether that determines the direction, with rows to spare."""
 
+    def to(self, device: torch.device) -> "Directions":
+        """The same elsewhere."""
+        return Directions(self.units.to(device), self.rows.to(device), self.proven.to(device))
+
     def joined(self, other: "Directions") -> "Directions":
         """Both lists."""
         parts = zip((self.units, self.rows, self.proven), (other.units, other.rows, other.proven), strict=True)

@@ -35,6 +35,9 @@ NEW = 1e-2
 TRUSTED = (0.7, 0.6, 0.8)
 """Parts of the rows that are trusted in a rough sample, restart by restart."""
 
+LARGE = 2**18
+"""Weighted entries of the space of backprops from which on the accelerator that holds the update is faster at them."""
+
 MOST_WORK = 3e11
 """Multiplications of one restart up to which it is tried."""
 
@@ -90,7 +93,8 @@ def unmix(
         samples = components @ complement.T
         samples = (samples / (samples @ bias)[:, None]).nan_to_num(0.0, 0.0, 0.0)
         estimates = samples
-        found = _directions(system, samples @ to_activations, slopes, TRUSTED[restart % len(TRUSTED)])
+        z, trusted = samples @ to_activations, TRUSTED[restart % len(TRUSTED)]
+        found = _directions(system, z, slopes, trusted, gradient.device)
         if rank <= MOST_BY_SPARSITY and (fruitless or not is_image(shape)):
             found = found.joined(by_sparsity(basis, max(FEWEST_STARTS, RANDOM_STARTS * rank), draws))
         before = exact.shape[1]
@@ -102,13 +106,15 @@ def unmix(
     return Unmixed(exact, rough[:, : rank - exact.shape[1]], estimates[estimates.isfinite().all(1)])
 
 
-def _directions(system: System, z: Tensor, slopes: Slopes | None, trusted: float) -> Directions:
+def _directions(system: System, z: Tensor, slopes: Slopes | None, trusted: float, device: torch.device) -> Directions:
     """By the head where it is known what it sends back, with rows to spare; by silent rows where those are."""
     sent = None if slopes is None else slopes(z)
     enough = sent is not None and system.rank + sent.shape[1] + spare_rows(system.rows) <= system.rows
     if sent is None or not enough:
         return by_pattern(system.basis, z)
-    found = by_head(system.basis, sent / system.sizes, z, trusted=trusted)
+    where = device if len(z) * system.basis.numel() >= LARGE else z.device
+    sent = sent.to(where) / system.sizes.to(where)
+    found = by_head(system.basis.to(where), sent, z.to(where), trusted=trusted).to(z.device)
     return found if bool(found.proven.any()) else found.joined(by_pattern(system.basis, z))
 
 

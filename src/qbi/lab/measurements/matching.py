@@ -16,15 +16,21 @@ ON_GPU = 6
 """Batches at a time on one GPU: small networks leave it idle."""
 
 
-def matching(data: str) -> dict[str, Any]:
-    """CIFAR-10 in batches of 1 to 8; all rows on a GPU, the smallest on a CPU. What was kept of either counts."""
+def matching(data: str, only: str = "") -> dict[str, Any]:
+    """CIFAR-10 in batches of 1 to 8; all rows on a GPU, the smallest on a CPU. What was kept of either counts.
+
+    Args:
+        data: the images.
+        only: part of the names of entries, as they are printed; all others are taken from what was kept.
+    """
     device = "cuda" if torch.cuda.is_available() else "cpu"
     images = open_images(data, size=32, count=6000, seed=0)
     done: dict[MatchTask, dict[str, Any]] = {}
     for place in ("cpu", "cuda"):
         kept = {task: Kept("matching", place).get(task.key) for task in tasks()}
         done |= {task: found | {"on_gpu": place == "cuda"} for task, found in kept.items() if found is not None}
-    left = [t for t in tasks() if t not in done and (device == "cuda" or (t.network, t.batch_size) == (ON_CPU, 1))]
+    asked = [task for task in tasks() if task not in done and only in task.key]
+    left = [task for task in asked if device == "cuda" or (task.network, task.batch_size) == (ON_CPU, 1)]
     jobs = min(ON_GPU if device == "cuda" else 1, max(1, len(left)))
     for task, found in Workers(jobs).map(_one, left, images.pixels, images.labels, device):
         Kept("matching", device).put(task.key, found)
