@@ -131,6 +131,13 @@ class Carrier:
         """Whether nothing is lost on the way."""
         return not self.shortfalls
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether what arrives is the sample itself, every value in its place."""
+        in_place = self.columns is None or torch.equal(self.columns.cpu(), torch.arange(self.width))
+        changed = self.steps or self.shortfalls or self.embedding or self.norm or self.tokens != 1
+        return in_place and self.negative is None and self.reference is None and not changed
+
     def read(self, inputs: Float[Tensor, "k w"]) -> Float[Tensor, "k m"]:
         """Pick the sample out of the layer's input features; its steps are not undone here."""
         if self.columns is None:

@@ -236,7 +236,7 @@ def test_where_more_than_the_layers_own_rectifier_bends_nothing_is_proven(behind
     assert (tail.affine_map is None) is (behind in ("tanh", "relu", "norm"))
     found, _ = certificates(model, x, y)
     assert match(found.samples, x)[EXACT].recall > 0.8
-    assert int(found.certified.sum()) >= 10 if behind == "one map" else not found.certified.any()
+    assert int(found.certified.sum()) > 6 if behind == "one map" else not found.certified.any()
 
 
 @pytest.mark.parametrize(("fired", "determined"), [(2, False), (3, False), (4, True), (10, True)])

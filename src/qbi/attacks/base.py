@@ -21,6 +21,7 @@ from qbi.gram import gram
 from qbi.records import Candidates, CraftedRows, Leakage, Update
 from qbi.routing.graph import Traced, trace
 from qbi.routing.path import in_outline
+from qbi.routing.untouched import sees_samples
 
 LAYERS = 40
 """Layers drawn to estimate what an attack is expected to do, where there is no closed form."""
@@ -114,6 +115,11 @@ class Carried:
         assert isinstance(layer, nn.Linear)
         return layer
 
+    @cached_property
+    def sees_samples(self) -> bool:
+        """Whether the layer is handed the client's samples themselves, flattened at most."""
+        return self.carrier.is_plain and sees_samples(self.traced, self.layer)
+
     def gradients(self, update: Update) -> tuple[Tensor, Tensor]:
         """Gradients of the layer's rows and of their biases, or of what stands in for a bias."""
         if self.carrier.norm is not None:
@@ -144,10 +150,11 @@ class Mounted(Carried):
     def read(self, update: Update, how: Reading | None = None, *, public: PublicStatistics | None = None) -> Candidates:
         """Every sample that the attack reads out of an update, in the space of the client's data.
 
-        Normalisation is undone: BatchNorm exactly, LayerNorm with `public` statistics of the domain. Where something is lost, nothing is certified.
+        Normalisation is undone: BatchNorm by its statistics, LayerNorm with `public` ones of the domain. What is certified is what arrives at the layer:
+        where anything but a change of shape stands before it, no sample is.
         """
         found = self.read_at_layer(update, how)
-        if found.certified is not None and not self.carrier.exact:
+        if found.certified is not None and not self.sees_samples:
             found = replace(found, certified=torch.zeros_like(found.certified))
         return restored(found, self.model, self.carrier, update, public)
 

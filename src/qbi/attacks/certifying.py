@@ -104,7 +104,10 @@ def hides_nothing(
 OTHERS_OUTSIDE = 1e-6
 """The part, squared, of every other output gradient's backprops that must lie outside the space."""
 
-THIRD = 1e-4
+SENDS = 1e-6
+"""Of what the output gradient that sends most sends, squared, the part that every other one must send: less is not seen in float32."""
+
+THIRD = 1e-2
 """Of an output gradient, the part that its third largest entry must have."""
 
 MOST_HELD = 2**24
@@ -124,7 +127,7 @@ def _determined(
     for part in z.nan_to_num().split(max(1, MOST_HELD // heads.numel())):
         sent = heads * (part > 0)[:, None]
         values, vectors = torch.linalg.eigh(sent @ sent.mT)
-        sends = values > 1e-12 * values[:, -1:]
+        sends = values > SENDS * values[:, -1:]
         # In units of what is sent.
         sent = (vectors / values.clamp_min(1e-300).sqrt()[:, None]).mT @ sent
         rest = sent - (sent @ system.basis) @ system.basis.T

@@ -15,7 +15,7 @@ from qbi.auditing.attempts import Progress
 from qbi.auditing.bounds import BoundPoint, budget_points
 from qbi.auditing.campaign import Attempt, Campaign
 from qbi.auditing.decode import decoded
-from qbi.auditing.doubts import find_doubts
+from qbi.auditing.doubts import find_doubts, why_nothing
 from qbi.auditing.finding import BESIDE, Untested
 from qbi.auditing.forecast import forecast
 from qbi.auditing.gallery import make_gallery
@@ -131,8 +131,11 @@ def _doubts(
     ]
     trials = [trial for a in full for trial in a.trials]
     judged = tuple(a.outcome for a in attempts if not a.outcome.crafted or a in full)
-    return find_doubts(
-        seen.findings, judged, missing, trials, seen.traced, campaign.samples, campaign.client, campaign.batches
+    every = tuple(a.outcome for a in attempts)
+    why = why_nothing(seen.findings, every, trials)
+    return (
+        *why,
+        *find_doubts(judged, missing, trials, seen.traced, campaign.samples, campaign.client, campaign.batches),
     )
 
 

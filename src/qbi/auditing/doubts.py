@@ -20,7 +20,6 @@ WIDE = 0.1
 
 
 def find_doubts(
-    findings: Sequence[Finding],
     outcomes: Sequence[AttackOutcome],
     untested: Sequence[Untested],
     trials: Sequence[Trial],
@@ -32,7 +31,6 @@ def find_doubts(
     """Every reason that applies, the weightiest first."""
     active = [o for o in outcomes if o.crafted]
     out: list[str] = []
-    out += _why_nothing(findings, outcomes, trials)
     out += [f"{attempt}." for attempt in untested if attempt.attack != "every attack"]
     if traced.how != "fx":
         out.append(
@@ -87,7 +85,8 @@ def _about_data(trials: Sequence[Trial], samples: Samples, tokens: int) -> list[
     return out
 
 
-def _why_nothing(findings: Sequence[Finding], outcomes: Sequence[AttackOutcome], trials: Sequence[Trial]) -> list[str]:
+def why_nothing(findings: Sequence[Finding], outcomes: Sequence[AttackOutcome], trials: Sequence[Trial]) -> list[str]:
+    """Where nothing was read by whatever was tried, what may be the reason."""
     if any(o.reads for o in outcomes):
         return []
     if not findings:

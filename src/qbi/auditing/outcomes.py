@@ -70,11 +70,11 @@ class AttackOutcome:
         """Whether something is read that well, or better, and a guess would miss it: anything where a match is close, clearly much else."""
         return beats_a_guess(self.guessed, self.beyond, wanted)
 
-    def badness(self, wanted: Threshold) -> tuple[bool, float, float, bool, bool, float]:
-        """The one order of outcomes: whether anything is read, what at a threshold, what exactly, whole samples first, then servers that change nothing."""
+    def badness(self, wanted: Threshold) -> tuple[bool, float, float, float, bool, bool]:
+        """The one order of outcomes: whether anything is read, what at a threshold, what exactly, what at any; whole samples, then servers that change nothing."""
         exact = self.recall if self.reads else 0.0
         every = sum(interval.mean for interval in self.recovered.values())
-        return self.reads, self.share_at(wanted), exact, self.whole_samples, not self.crafted, every
+        return self.reads, self.share_at(wanted), exact, round(every, 6), self.whole_samples, not self.crafted
 
     def share_at(self, wanted: Threshold) -> float:
         """What is read at a threshold, where it is more than a guess."""

@@ -15,7 +15,7 @@ from qbi.carrier import flat
 from qbi.errors import CannotMount, CannotRead, QbiError
 from qbi.federation import client_step
 from qbi.metrics import THRESHOLDS, Threshold, match, shares
-from qbi.patches import PatchEmbedding, ReadPatches, find_embedding, one_class_speaks, read_patches
+from qbi.patches import PatchEmbedding, ReadPatches, find_embedding, one_class_speaks, read_patches, stands_alone
 from qbi.records import Update
 
 MOST_CLASSES = 8
@@ -106,13 +106,18 @@ def _of_the_first(campaign: Campaign, embedding: PatchEmbedding, pixels: int) ->
     return shares(match(made, truth))
 
 
-def _of_one_class(campaign: Campaign, embedding: PatchEmbedding, label: int, pixels: int) -> ReadPatches | None:
-    """What the update of a model gives whose head lets one class speak."""
+def _of_one_class(
+    campaign: Campaign, embedding: PatchEmbedding, label: int, pixels: int
+) -> tuple[ReadPatches, bool] | None:
+    """What the update of a model gives whose head lets one class speak, and whether that image alone explains it."""
     _, inputs, targets = campaign.updates.batch(0)
     try:
         sent: nn.Module = one_class_speaks(campaign.model, label)
         update: Update = client_step(sent, inputs, targets, loss=campaign.loss, seed=campaign.seed)
-        return read_patches(embedding, rounded(update, campaign.client.precision).gradients, pixels)
+        gradients = rounded(update, campaign.client.precision).gradients
+        read = read_patches(embedding, gradients, pixels)
+        one = targets.new_full((1,), label)
+        return read, stands_alone(read, sent, embedding, gradients, inputs[0], one, loss=campaign.loss)
     except (CannotMount, CannotRead):
         return None
 
@@ -121,7 +126,7 @@ def _judged(
     campaign: Campaign,
     embedding: PatchEmbedding,
     plain: ReadPatches | None,
-    crafted: list[ReadPatches],
+    asked: list[tuple[ReadPatches, bool]],
     updates: int,
 ) -> FoundPatches:
     samples = campaign.samples
@@ -132,6 +137,7 @@ def _judged(
         images = torch.stack([r.image for r in read]) if read else truth.new_zeros(0, truth.shape[1])
         return samples.pixels(images)
 
+    crafted = [read for read, _ in asked]
     honest = [] if plain is None else [plain]
     _, beside = beside_a_guess(campaign, truth, pictures([*crafted, *honest]))
     single = [shares(match(pictures([r]), truth)) for r in crafted]
@@ -144,7 +150,7 @@ def _judged(
         rest=None if plain is None else plain.rest,
         honest=shares(match(pictures(honest), truth)),
         updates=updates,
-        proven=sum(r.alone for r in crafted),
+        proven=sum(alone for _, alone in asked),
         one_update={t: max((s[t] for s in single), default=0.0) for t in THRESHOLDS},
         all_updates=shares(match(pictures(crafted), truth)),
         **beside,

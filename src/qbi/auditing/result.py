@@ -122,6 +122,11 @@ class AuditResult:
         return {own: state for name, state in out.items() for own in self.origins.get(name, (name,))}
 
     @property
+    def untested_parameters(self) -> list[str]:
+        """Trained parameters of which nothing is known."""
+        return [name for name, state in self.accounts.items() if state == "not tested"]
+
+    @property
     def status(self) -> Status:
         """Of the model: it leaks if a layer does. Else it was not tested: an attack that reads nothing shows that this attack reads nothing."""
         beside = [found.says_more for found in (self.sentences, self.matched, self.patches) if found is not None]

@@ -50,6 +50,8 @@ class Trial:
     """Whether the layer has no bias, and what is read is known up to one number."""
     repeats: bool = False
     """Whether the same stands in the batch more than once."""
+    control: Recoveries | None = None
+    """What the same candidates match of a batch that the update says nothing of."""
     centred: bool = False
     """Whether what comes back to each row adds up to nothing, as behind a batch norm."""
 
@@ -59,7 +61,7 @@ class Trial:
         unit = 1.0 if self.unit is None else self.unit
         others = None if self.elsewhere is None else self.elsewhere / unit
         several = len(self.truth) > len(self.chosen)
-        return Guess.of(self.truth / unit, self.recoveries, others, self.span, copies=several)
+        return Guess.of(self.truth / unit, self.recoveries, others, self.span, copies=several, control=self.control)
 
 
 def read_update(
@@ -93,6 +95,9 @@ def read_update(
     unit, span = _units(truth, samples, mounted.carrier.source, exact=exact)
     compared = (read, truth) if unit is None else (read / unit, truth / unit)
     recoveries = match(*compared, data_range=span)
+    control = None
+    if others is not None and len(others) >= len(truth) and any(r.recovered.any() for r in recoveries.values()):
+        control = match(compared[0], others[: len(truth)] / (1.0 if unit is None else unit), data_range=span)
     shown = nearest_shown(recoveries, read, torch.zeros_like(truth))
     arrived = mounted.carrier.arrived(sent.seen.features).cpu()
     proven = None if candidates.certified is None else int(candidates.certified.sum())
@@ -110,6 +115,7 @@ def read_update(
         others,
         repeats=len(truth.unique(dim=0)) < len(truth),
         up_to_factor=mounted.carrier.reference is not None,
+        control=control,
         centred=sent.centred and mounted.carrier.norm is None,
     )
 

@@ -14,7 +14,14 @@ def verdict(result: "AuditResult") -> str:
     """What a server reads, or what was tried in vain, or what was not tested."""
     worst = result.worst
     if worst is not None and worst.reads:
-        return _reads(worst, result) + _pictures(result) + _sentences(result) + _patches(result) + _matching(result)
+        return (
+            _reads(worst, result)
+            + _exactly(worst, result)
+            + _pictures(result)
+            + _sentences(result)
+            + _patches(result)
+            + _matching(result)
+        )
     if result.status == "leaks":
         beside = (_side_information(result) if result.tokens else "") + _sentences(result)
         return (beside + _patches(result) + _matching(result)).strip()
@@ -35,7 +42,7 @@ def _reads(worst: "AttackOutcome", result: "AuditResult") -> str:
         threshold = next(t for t in THRESHOLDS if worst.reads_at(t))
         return (
             f"{server} can recover {percent(worst.recovered[threshold].mean)} % of the {noun} of a batch "
-            f"{threshold_words(threshold, result.kind)}{factor}, none exactly {place}; a guess hits "
+            f"{threshold_words(threshold, result.kind)}{factor}, none of them exactly {place}; a guess hits "
             f"{100 * worst.guessed.get(threshold, 0.0):.0f} %."
         )
     samples = result.client.samples
@@ -46,6 +53,12 @@ def _reads(worst: "AttackOutcome", result: "AuditResult") -> str:
     else:
         what = f"{worst.recall * samples:.1f} of {samples} {noun} of a batch, on average,"
     return f"{server} can recover {what} exactly{factor} {place}."
+
+
+def _exactly(worst: "AttackOutcome", result: "AuditResult") -> str:
+    """What is read exactly, where the attack that reads most reads nothing so."""
+    others = [a for a in result.attacks if a.reads and a.recall > 0] if worst.recall == 0 else []
+    return " " + _reads(max(others, key=lambda a: a.recall), result) if others else ""
 
 
 def _pictures(result: "AuditResult") -> str:

@@ -37,7 +37,9 @@ NEARLY_ALL = 0.98
 SAME = 1e-2
 """Relative distance of pre-activations below which two candidates are one sample."""
 
-REFITS = 4
+REFITS, MIDWAY = 4, 2
+"""Fits of all samples together: at the end, and after each step on the way there."""
+
 SETTLED = 0.3
 """Part of a sample's expected rounding below which a fit that moves it changes nothing."""
 
@@ -55,8 +57,8 @@ def cascade(system: System, tail: Tail, outputs: int, *, found: Recovered | None
         more = _next(system, tail, found)
         if more is None:
             break
-        found = refit(system, tail, found.joined(more))
-    return found
+        found = refit(system, tail, found.joined(more), times=MIDWAY)
+    return refit(system, tail, found) if len(found) else found
 
 
 def expected_noise(system: System, found: Recovered) -> Float64[Tensor, " n"]:
@@ -145,9 +147,9 @@ def distinct(
     return chosen[leads], support[leads]
 
 
-def refit(system: System, tail: Tail, found: Recovered) -> Recovered:
+def refit(system: System, tail: Tail, found: Recovered, *, times: int = REFITS) -> Recovered:
     """Fit all found samples together to the rows that they explain, and take their backprops anew from the model."""
-    for _ in range(REFITS):
+    for _ in range(times):
         fitted = _fit(system, found)
         if fitted is None:
             break

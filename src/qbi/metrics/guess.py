@@ -1,5 +1,6 @@
 """What somebody who read nothing would hit: the baseline of every verdict, sample by sample."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -16,6 +17,10 @@ MOST_OTHERS = 1024
 """Other ones that a guess is taken from."""
 
 
+SPREADS = 2.0
+"""By how many standard deviations more of a batch must be read than the same candidates match of another one."""
+
+
 @dataclass(frozen=True)
 class Guess:
     """A guess is the mean of other samples, or the nearest of them."""
@@ -27,11 +32,19 @@ class Guess:
 
     @classmethod
     def of(
-        cls, truth: Tensor, recoveries: Recoveries, others: Tensor | None, span: float, *, copies: bool = False
+        cls,
+        truth: Tensor,
+        recoveries: Recoveries,
+        others: Tensor | None,
+        span: float,
+        *,
+        copies: bool = False,
+        control: Recoveries | None = None,
     ) -> "Guess":
         """For one batch. `others` are samples outside of it, or else those of the batch.
 
-        Copies of a sample are no guess, since nobody knows that it is repeated; `copies` of positions (padding, blank sky) are.
+        Copies of a sample are no guess, since nobody knows that it is repeated; `copies` of positions (padding, blank sky) are. `control` says
+        how many samples of another batch the same candidates match: hundreds of them hit some of any batch whose samples are few of a kind.
         """
         read_at_all = torch.stack([recoveries[t].recovered for t in THRESHOLDS]).any(0)
         some = torch.arange(min(MOST_GUESSED, len(truth)))
@@ -44,6 +57,12 @@ class Guess:
             read = recoveries[threshold].recovered[asked[len(some) :]] & ~hit[len(some) :]
             missed = max(float(read.sum()), (1 - share[threshold]) * len(truth))
             beyond[threshold] = float(read.sum()) / missed if missed else 0.0
+            by_chance = 0.0 if control is None else control[threshold].recall
+            if by_chance > 0:
+                chance = by_chance + SPREADS * math.sqrt(by_chance * (1 - by_chance) / len(truth))
+                most = (recoveries[threshold].recall - chance) / max(1e-9, 1 - by_chance)
+                share[threshold] = max(share[threshold], by_chance)
+                beyond[threshold] = max(0.0, min(beyond[threshold], most))
         return cls(share, beyond)
 
 

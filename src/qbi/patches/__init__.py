@@ -2,6 +2,6 @@
 
 from qbi.patches.embedding import PatchEmbedding, find_embedding
 from qbi.patches.fishing import one_class_speaks
-from qbi.patches.reading import ReadPatches, read_patches
+from qbi.patches.reading import ReadPatches, read_patches, stands_alone
 
-__all__ = ["PatchEmbedding", "ReadPatches", "find_embedding", "one_class_speaks", "read_patches"]
+__all__ = ["PatchEmbedding", "ReadPatches", "find_embedding", "one_class_speaks", "read_patches", "stands_alone"]

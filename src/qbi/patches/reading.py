@@ -9,9 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from qbi.errors import CannotRead
+from qbi.federation import client_step
+from qbi.federation.client import Loss, default_loss
 from qbi.finite import is_finite
 from qbi.patches.embedding import PatchEmbedding
 
@@ -20,6 +22,9 @@ SPARE = 8
 
 ROUNDING = 1e-5
 """The part of the patch embedding's gradient that may be left unexplained by rounding."""
+
+ALIKE = 1e-3
+"""Relative distance up to which what an image sends is what an update holds."""
 
 LOST = 1e-9
 """Singular values below this part of the largest are rounding of float32 gradients, and what they stand for is lost."""
@@ -35,8 +40,8 @@ class ReadPatches:
     """The same patch by patch."""
     rest: float
     """The part of the patch embedding's gradient that the image leaves unexplained."""
-    alone: bool
-    """Whether that is rounding, with rows to spare: then one image alone explains the update. It needs no truth."""
+    fits: bool
+    """Whether that is rounding, with rows to spare; then one image may explain the update, or the mean of several that send the same."""
 
 
 def read_patches(embedding: PatchEmbedding, gradients: Mapping[str, Tensor], pixels: int) -> ReadPatches:
@@ -70,5 +75,37 @@ def read_patches(embedding: PatchEmbedding, gradients: Mapping[str, Tensor], pix
     rest = float((back.T @ patches - wanted).norm()) / size
     image = torch.zeros(pixels, dtype=torch.float64)
     image[embedding.places] = patches
-    alone = rest < ROUNDING and embedding.width >= embedding.patches + SPARE
-    return ReadPatches(image.float(), patches.float(), rest, alone)
+    fits = rest < ROUNDING and embedding.width >= embedding.patches + SPARE
+    return ReadPatches(image.float(), patches.float(), rest, fits)
+
+
+def stands_alone(
+    read: ReadPatches,
+    model: nn.Module,
+    embedding: PatchEmbedding,
+    gradients: Mapping[str, Tensor],
+    sample: Tensor,
+    target: Tensor,
+    *,
+    loss: Loss = default_loss,
+) -> bool:
+    """Whether the image that was read, with this label, sends what the update holds, size included. It needs no truth.
+
+    Args:
+        read: the image.
+        model: as it was sent.
+        embedding: where patches are cut.
+        gradients: of the update.
+        sample: a batch of the shape of the client's own; its values do not matter.
+        target: the label, as a batch of one.
+        loss: the client's.
+    """
+    if not read.fits:
+        return False
+    many = read.image.to(sample).reshape(1, *sample.shape[1:]).expand(sample.shape)
+    sent = client_step(model, many, target.expand(len(many)), loss=loss).gradients
+    for name in (f"{embedding.layer}.weight", embedding.positions):
+        one, held = sent[name].double() / len(many), gradients[name].double()
+        if not float((one - held).norm()) <= ALIKE * float(held.norm()):
+            return False
+    return True

@@ -152,7 +152,17 @@ def to_sarif(document: Mapping[str, Any], limit: float) -> dict[str, Any]:
                 "locations": _locations(document["model"]["name"], attack["layer"]),
             }
         )
+    named = {attack["layer"] for attack in _leaks(document) if attack["share"] > 0}
     for outcome in document["outcomes"]:
+        if outcome["status"] == "leaks" and outcome["layer"] not in named:
+            results.append(
+                {
+                    "ruleId": "gradient-leakage",
+                    "level": "note",
+                    "message": {"text": f"{outcome['layer']} leaks, though nothing is read {words}; see the report."},
+                    "locations": _locations(document["model"]["name"], outcome["layer"]),
+                }
+            )
         if outcome["status"] == "not tested":
             results.append(
                 {
@@ -199,8 +209,11 @@ def to_junit(document: Mapping[str, Any], limit: float) -> str:
     """JUnit XML: one test for each attack on a layer; it fails where more than the limit is read."""
     cases, failures = [], 0
     words = _threshold_words(document)
+    open_layers = {o["layer"] for o in document["outcomes"] if o["status"] == "not tested"}
     for attack in _leaks(document):
         share = attack["share"]
+        if share <= limit and attack["layer"] in open_layers:
+            continue  # in vain is no success: the layer is listed below, as skipped
         name = quoteattr(printable(f"{attack['attack']} on {attack['layer']}"))
         text = f"{100 * share:.3g} % read {words}, allowed {100 * limit:.3g} %"
         if share > limit:

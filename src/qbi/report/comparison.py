@@ -1,7 +1,7 @@
 """Two audits beside each other, before and after a change: what a server reads now that it did not, layer by layer and attack by attack."""
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from qbi.errors import BadValue
@@ -59,9 +59,21 @@ def compare_audits(before: Mapping[str, Any], after: Mapping[str, Any], toleranc
     model = _changed("model", "", before["verdict"], after["verdict"], tolerance)
     layers = _pairs(_by_layer(before), _by_layer(after), tolerance)
     attacks = _pairs(_by_attack(before), _by_attack(after), tolerance)
+    model, *layers = _doubted((model, *layers), attacks)
     change = _overall({c.change for c in (model, *layers)})
-    verdict = _verdict(change, model, layers, threshold_words(level, before["data"]["kind"]))
-    return AuditDiff(verdict, change, level.key, model, layers, attacks, tuple(_settings(before, after)))
+    verdict = _verdict(change, model, tuple(layers), threshold_words(level, before["data"]["kind"]))
+    return AuditDiff(verdict, change, level.key, model, tuple(layers), attacks, tuple(_settings(before, after)))
+
+
+def _doubted(found: Sequence[Changed], attacks: Iterable[Changed]) -> list[Changed]:
+    """Nothing is better by an attack that was not tried again, where it read more than is read now."""
+    left_out = [a for a in attacks if a.status_after == GONE and a.change == "unknown"]
+
+    def after_all(one: Changed) -> Changed:
+        more = [a for a in left_out if one.layer in ("", a.layer) and (a.before or 0.0) > (one.after or 0.0)]
+        return replace(one, change="unknown") if one.change == "better" and more else one
+
+    return [after_all(one) for one in found]
 
 
 def _overall(found: set[Direction]) -> Literal["worse", "better", "same", "mixed", "unknown"]:
@@ -146,7 +158,7 @@ def _known_less(first: str, second: str, *, strict: bool) -> bool:
 def _verdict(change: str, model: Changed, layers: tuple[Changed, ...], level: str) -> str:
     read = f"a server reads {_said(model.before)} of a batch before and {_said(model.after)} after ({level})"
     named = _names("worse in", [c.layer for c in layers if c.change == "worse"])
-    named += _names("no longer tested:", [c.layer for c in layers if c.change == "unknown"])
+    named += _names("not tried again as before:", [c.layer for c in layers if c.change == "unknown"])
     heads = {
         "same": "No change",
         "worse": "Worse",

@@ -135,6 +135,8 @@ class Arrivals:
         """The gradients of their weights for some loss of the model's first output: which positions get anything back is the same for all."""
         held = {part.name: part.held for part in self.parts.values()}
         names = [name for group in groups for name in group.weights]
+        if not names:
+            return {}
         with as_client(self.model, seed=0), torch.enable_grad():
             out = self.model(*self.feed(ids))
             while not isinstance(out, Tensor):

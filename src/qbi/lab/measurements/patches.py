@@ -15,7 +15,7 @@ from qbi.federation import client_step
 from qbi.lab.honest import in_one_place
 from qbi.lab.networks import VisionTransformer
 from qbi.metrics import EXACT, FAITHFUL, RECOGNISABLE, Guess, match
-from qbi.patches import PatchEmbedding, find_embedding, one_class_speaks, read_patches
+from qbi.patches import PatchEmbedding, find_embedding, one_class_speaks, read_patches, stands_alone
 from qbi.private.defence import PrivateStep
 from qbi.private.goal import Budget
 from qbi.randomness import generator
@@ -80,14 +80,14 @@ def _one(task: PatchTask, model: nn.Module, images: ImageData, number: int, devi
     embedding = find_embedding(model, (3, 32, 32))
     assert embedding is not None
     read, proven, updates = [], 0, 0
-    for gradients in _sent(task, model, x[chosen], y[chosen], embedding, number):
+    for sent, label, gradients in _sent(task, model, x[chosen], y[chosen], embedding, number):
         updates += 1
         try:
             found = read_patches(embedding, gradients, x[0].numel())
         except CannotRead:
             continue
         read.append(found.image)
-        proven += found.alone
+        proven += stands_alone(found, sent, embedding, gradients, x[chosen], label)
     made = flat(denormalised(images, torch.stack(read))) if read else torch.zeros(0, x[0].numel())
     pixels = flat(unit_pixels(images, slice(None)))
     truth = pixels[chosen]
@@ -99,20 +99,18 @@ def _one(task: PatchTask, model: nn.Module, images: ImageData, number: int, devi
 
 def _sent(
     task: PatchTask, model: nn.Module, x: Tensor, y: Tensor, embedding: PatchEmbedding, number: int
-) -> Iterator[Mapping[str, Tensor]]:
-    """The updates that a server gets of one batch."""
+) -> Iterator[tuple[nn.Module, Tensor, Mapping[str, Tensor]]]:
+    """The models that a server sends, a label that may be there, and the updates that it gets of one batch."""
     if task.crafted:
-        for label in y.unique().tolist():
-            yield client_step(one_class_speaks(model, label), x, y).gradients
+        for label in y.unique():
+            sent = one_class_speaks(model, int(label))
+            yield sent, label[None], client_step(sent, x, y).gradients
     elif task.bits is not None:
-        yield (
-            PrivateStep(Budget.for_goal(bits=task.bits))
-            .update(model, x, y, generator(number, "noise", device=str(x.device)))
-            .gradients
-        )
+        step = PrivateStep(Budget.for_goal(bits=task.bits))
+        yield model, y[:1], step.update(model, x, y, generator(number, "noise", device=str(x.device))).gradients
     else:
         gradients = dict(client_step(model, x, y).gradients)
         if task.shuffled:
             order = torch.randperm(65, generator=generator(number, "order"))
             gradients[embedding.positions] = gradients[embedding.positions][:, order]
-        yield gradients
+        yield model, y[:1], gradients

@@ -69,6 +69,9 @@ def settings() -> Iterator[TextTask]:
     for rank in (8, 256):
         yield TextTask("BERT", f"768 wide, LoRA {rank}, as initialised", 4, rank=rank)
         yield TextTask("BERT", f"768 wide, LoRA {rank}, after a step", 4, rank=rank, steps=1)
+    for kind in ("BERT", "GPT-2"):
+        yield TextTask(kind, "1,024 wide, as initialised", 64, width=1024)
+        yield TextTask(kind, "2,048 wide, as initialised", 128, width=2048)
     yield TextTask("BERT", "256 wide, as initialised", 4, width=256)
     for bits in (72.0, 18.0, 8.0):
         yield TextTask("BERT", f"256 wide, private step, {bits:g} bits", 4, width=256, bits=bits)
