@@ -131,12 +131,11 @@ def _doubts(
     ]
     trials = [trial for a in full for trial in a.trials]
     judged = tuple(a.outcome for a in attempts if not a.outcome.crafted or a in full)
-    every = tuple(a.outcome for a in attempts)
-    why = why_nothing(seen.findings, every, trials)
-    return (
-        *why,
-        *find_doubts(judged, missing, trials, seen.traced, campaign.samples, campaign.client, campaign.batches),
+    why = why_nothing(seen.findings, tuple(a.outcome for a in attempts), trials)
+    others = find_doubts(
+        seen.findings, judged, missing, trials, seen.traced, campaign.samples, campaign.client, campaign.batches
     )
+    return (*why, *others)
 
 
 def _defended(

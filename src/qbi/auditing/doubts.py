@@ -20,6 +20,7 @@ WIDE = 0.1
 
 
 def find_doubts(
+    findings: Sequence[Finding],
     outcomes: Sequence[AttackOutcome],
     untested: Sequence[Untested],
     trials: Sequence[Trial],

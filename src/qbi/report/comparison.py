@@ -59,10 +59,11 @@ def compare_audits(before: Mapping[str, Any], after: Mapping[str, Any], toleranc
     model = _changed("model", "", before["verdict"], after["verdict"], tolerance)
     layers = _pairs(_by_layer(before), _by_layer(after), tolerance)
     attacks = _pairs(_by_attack(before), _by_attack(after), tolerance)
-    model, *layers = _doubted((model, *layers), attacks)
+    model, *rest = _doubted((model, *layers), attacks)
+    layers = tuple(rest)
     change = _overall({c.change for c in (model, *layers)})
-    verdict = _verdict(change, model, tuple(layers), threshold_words(level, before["data"]["kind"]))
-    return AuditDiff(verdict, change, level.key, model, tuple(layers), attacks, tuple(_settings(before, after)))
+    verdict = _verdict(change, model, layers, threshold_words(level, before["data"]["kind"]))
+    return AuditDiff(verdict, change, level.key, model, layers, attacks, tuple(_settings(before, after)))
 
 
 def _doubted(found: Sequence[Changed], attacks: Iterable[Changed]) -> list[Changed]:
