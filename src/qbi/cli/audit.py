@@ -170,7 +170,7 @@ def _end(result: "AuditResult", out: Path, fail_above: float | None, *, json: bo
         show_audit(result, out)
     if fail_above is not None and result.share > fail_above:
         raise typer.Exit(1)
-    if result.status == "not tested" or (fail_above is not None and result.untested_parameters):
+    if result.status == "not tested" or (fail_above is not None and fail_above < 1 and result.untested_parameters):
         raise typer.Exit(NOT_TESTED)
 
 

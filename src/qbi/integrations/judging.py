@@ -22,7 +22,7 @@ def objection(result: AuditResult, fail_above: float, *, allow_untested: bool = 
     """
     if result.share > fail_above:
         reason = f"{100 * result.share:.1f} % is read, and at most {100 * fail_above:.1f} % may be."
-    elif (result.status == "not tested" or result.untested_parameters) and not allow_untested:
+    elif (result.status == "not tested" or (fail_above < 1 and result.untested_parameters)) and not allow_untested:
         untested = [o.layer for o in result.outcomes if o.status == "not tested"] or result.untested_parameters
         named = f" ({', '.join(untested[:5])}{', …' if len(untested) > 5 else ''})" if untested else ""
         reason = f"Part of the model was not tested{named}; allow_untested=True lets that pass."

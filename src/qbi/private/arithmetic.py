@@ -3,6 +3,7 @@
 import contextlib
 import warnings
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,7 +17,12 @@ def dense(gradient: Tensor) -> Tensor:
 @contextlib.contextmanager
 def full_precision(device: torch.device) -> Iterator[None]:
     """Full float32 products: no TF32, no bfloat16 inside, no autocast."""
-    products, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    try:
+        products, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    except RuntimeError:  # somebody chose precisions one by one, as newer versions of torch let them
+        with _each_precise(), torch.autocast(device.type, enabled=False):
+            yield
+        return
     torch.set_float32_matmul_precision("highest")
     torch.backends.cudnn.allow_tf32 = False
     try:
@@ -25,6 +31,20 @@ def full_precision(device: torch.device) -> Iterator[None]:
     finally:
         torch.set_float32_matmul_precision(products)
         torch.backends.cudnn.allow_tf32 = convolutions
+
+
+@contextlib.contextmanager
+def _each_precise() -> Iterator[None]:
+    backends: Any = torch.backends
+    places = [backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn, backends.mkldnn.matmul, backends.mkldnn.conv, backends.mkldnn.rnn]  # fmt: skip
+    before = [place.fp32_precision for place in places]
+    for place in places:
+        place.fp32_precision = "ieee"
+    try:
+        yield
+    finally:
+        for place, value in zip(places, before, strict=True):
+            place.fp32_precision = value
 
 
 @contextlib.contextmanager

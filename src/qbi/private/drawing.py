@@ -43,6 +43,8 @@ def draws(count: int, batch_size: int, sampling: Sampling) -> list[Tensor]:
     if sampling != "poisson":
         raise BadValue(f"private: sampling is {sampling!r}; there are passes and poisson.")
     rate, steps = batch_size / count, math.ceil(count / batch_size)
+    if rate >= 1:
+        return [torch.arange(count)] * steps
     below = int(rate * 2**63)
     return [(AesStream(system_key()).uniform(count) < below).nonzero()[:, 0] for _ in range(steps)]
 

@@ -43,7 +43,7 @@ FIXED = (
 @contextlib.contextmanager
 def forgetful(*holders: Any, weights: bool = True) -> Iterator[None]:
     """Put back what these objects keep, when the block is left; the weights of the first of them too, if asked to."""
-    holders = tuple(_behind(holders))
+    holders = tuple(holders_of(holders))
     modules = [m for h in holders if isinstance(h, nn.Module) for m in h.modules()]
     memo: dict[int, Any] = {id(m): m for m in modules}
     memo |= {id(p): p for m in modules for p in (*m.parameters(recurse=False), *m.buffers(recurse=False))}
@@ -52,11 +52,18 @@ def forgetful(*holders: Any, weights: bool = True) -> Iterator[None]:
     ]
     kept = [(place, {k: _kept(k, v, memo) for k, v in place.items()}) for place in places]
     functions = [*holders, *(f for own in places for f in _functions(own))]
+    written = [f for f in functions if isinstance(f, types.FunctionType)]
     defaults = [
-        (f, f.__defaults__, _kept("a default argument", list(f.__defaults__), memo))
-        for f in functions
-        if isinstance(f, types.FunctionType) and f.__defaults__
+        (f, f.__defaults__, [_kept("a default argument", v, memo) for v in f.__defaults__])
+        for f in written
+        if f.__defaults__
     ]
+    named = [
+        (f.__kwdefaults__, {k: _kept(k, v, memo) for k, v in f.__kwdefaults__.items()})
+        for f in written
+        if f.__kwdefaults__
+    ]
+    kept += named + [(vars(f), {k: _kept(k, v, memo) for k, v in vars(f).items()}) for f in written]
     cells = list({id(c): c for f in functions for c in getattr(f, "__closure__", None) or ()}.values())
     closed = [(c, _kept("a variable of a function", c.cell_contents, memo)) for c in cells if not _is_empty(c)]
     # Those of the model only where samples go one by one: it runs on copies of its own, but a loss may hold the model and write it.
@@ -75,7 +82,7 @@ def forgetful(*holders: Any, weights: bool = True) -> Iterator[None]:
             cell.cell_contents = _again(value)
         with torch.no_grad():
             for buffer, value in buffers:
-                if not torch.equal(buffer, value):  # torch counts writes
+                if not _same_bits(buffer, value):  # torch counts writes
                     buffer.copy_(value)
         for changed, before, values in defaults:
             changed.__defaults__ = tuple(b if isinstance(b, FIXED) else v for b, v in zip(before, values, strict=True))
@@ -86,7 +93,7 @@ def forgetful(*holders: Any, weights: bool = True) -> Iterator[None]:
         np.random.set_state(numbers)
 
 
-def _behind(holders: Iterable[Any]) -> Iterator[Any]:
+def holders_of(holders: Iterable[Any]) -> Iterator[Any]:
     """Each, and what it is made of: the object of a bound method, the function and arguments of a partial one, hooks, what functions close over."""
     seen: set[int] = set()
     left = list(holders)
@@ -182,6 +189,12 @@ def _again(value: Any) -> Any:
     return value
 
 
+def _same_bits(one: Tensor, other: Tensor) -> bool:
+    """Zeros of both signs are equal, and not the same."""
+    signs = one.is_floating_point()
+    return torch.equal(one, other) and (not signs or torch.equal(one.signbit(), other.signbit()))
+
+
 def _is_empty(cell: Any) -> bool:
     try:
         return cell.cell_contents is cell
@@ -194,6 +207,13 @@ def seed_all(seed: int) -> None:
     torch.manual_seed(seed)
     random.seed(seed)
     np.random.seed(seed % 2**32)
+
+
+def seed_others() -> None:
+    """Python's and numpy's random numbers, by torch's."""
+    drawn = int(torch.randint(2**32, ()))
+    random.seed(drawn)
+    np.random.seed(drawn)
 
 
 @contextlib.contextmanager

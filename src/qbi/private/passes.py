@@ -101,6 +101,11 @@ class Passes:
         return guarantees.epsilon(delta, budget.noise, self.times) if self.times else 0.0
 
     @property
+    def steps(self) -> int:
+        """Batches of all passes that began."""
+        return sum(steps for _, _, steps in self.draws)
+
+    @property
     def times(self) -> int:
         """How often a sample may have been there: Poisson samples of several rates, or mixed with others, as if each step had every sample."""
         return sum(1 if kind == "passes" else steps for kind, _, steps in self.draws)

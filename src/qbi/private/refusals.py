@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from qbi.errors import BadValue
 from qbi.private.allowed import NotReleased
 from qbi.private.goal import Goal
+from qbi.private.ledger import BudgetSpent
 
 
 def refuse_mixing(model: nn.Module) -> None:
@@ -70,6 +71,22 @@ def refuse_average(goal: Goal, sampling: str) -> None:
         raise BadValue(
             "private: this goal was stated for a number of participations, and Poisson samples have a random one. State epsilon= with "
             "sampled=(rate, steps), or bits=."
+        )
+
+
+def refuse_other_sampling(goal: Goal, sampling: str, rate: float, steps: int) -> None:
+    """ε that was stated for Poisson samples holds for those, at that rate, in so many steps."""
+    if "epsilon" not in goal or "sampled" not in goal:
+        return
+    stated, most = goal["sampled"]
+    if sampling != "poisson" or rate > stated * (1 + 1e-9):
+        raise BadValue(
+            f'private: ε was stated for Poisson samples of rate {stated:g}, and these are {sampling} of rate {rate:g}; draw with sampling="poisson" '
+            "and such a batch size, or state another goal."
+        )
+    if steps > most:
+        raise BudgetSpent(
+            f"ε was stated for {most} steps, and these would be {steps}; state sampled=({stated:g}, {steps}), or stop here."
         )
 
 

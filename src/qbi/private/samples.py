@@ -6,6 +6,7 @@ batch is filled up to one size: so neither the arithmetic nor its rounding says 
 """
 
 import contextlib
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,13 +17,15 @@ from torch.func import functional_call, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_leaves, tree_map
 
-from qbi.errors import BadValue
+from qbi.errors import BadValue, first_line
 from qbi.private import forgetting
 from qbi.private.arithmetic import dense, exact_arithmetic, quietly
 from qbi.private.clipping import Seen, add_clipped
 from qbi.private.products import returned
 from qbi.private.refusals import refuse_mixing, refuse_odd_weights, refuse_scripts
 from qbi.uses import Capture, Use
+
+log = logging.getLogger("qbi.private")
 
 Loss = Callable[[Any, Any], Tensor]
 """From what a model returns for one sample, in a batch of one, and its target to a number."""
@@ -117,6 +120,7 @@ class Evaluator:
         # What sees tensors below the mapping, all samples in one, is shut out; a model that needs it goes one by one.
         shut = torch.autograd.graph.disable_saved_tensors_hooks("samples are mapped, and hooks would see all of them")
         with quietly(), attention, self.forgetful(weights=False), shut:
+            forgetting.seed_others()
             losses = vmap(one, randomness="different")(torch.zeros(samples, device=device), roots, inputs, targets)
             yield seen[0].uses, seen[0].unknown, losses, roots
 
@@ -132,11 +136,16 @@ class Evaluator:
         seeds = torch.randint(2**62, (len(used),)).tolist()
         for number in used.nonzero()[:, 0].tolist():
             x, y = tree_map(lambda v, number=number: v[number].clone(), (inputs, targets))
-            with self.alone(x, y, seed=seeds[number]) as (value, own):
-                if not value.requires_grad:  # the same for every weight
-                    gradients: Any = [torch.zeros_like(v) for v in own.values()]
-                else:
-                    gradients = torch.autograd.grad(value, list(own.values()), materialize_grads=True)
+            try:
+                with self.alone(x, y, seed=seeds[number]) as (value, own):
+                    if not value.requires_grad:  # the same for every weight
+                        gradients: Any = [torch.zeros_like(v) for v in own.values()]
+                    else:
+                        gradients = torch.autograd.grad(value, list(own.values()), materialize_grads=True)
+            except Exception as problem:
+                log.error("a sample on which the model fails counts for nothing: %s", first_line(problem))
+                fine[number] = False
+                continue
             with exact_arithmetic(used.device):
                 whole = {n: dense(g)[None] for n, g in zip(own, gradients, strict=True)}
                 seen = add_clipped(sums, [], whole, clip, used.new_ones(1))

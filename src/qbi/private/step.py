@@ -24,7 +24,7 @@ from qbi.private.keystream import Keys, repeated_keys, system_key
 from qbi.private.ledger import Ledger
 from qbi.private.noise import noise_slack
 from qbi.private.passes import Passes
-from qbi.private.refusals import refuse_average, refuse_nameless, refuse_repeating
+from qbi.private.refusals import refuse_average, refuse_nameless, refuse_other_sampling, refuse_repeating
 from qbi.private.release import Grid, release
 from qbi.private.reporting import StepReport
 from qbi.private.samples import Augment, Evaluator, Loss
@@ -97,7 +97,7 @@ class Private:
         self._passes = Passes()
         self._form: Any = None
         self._history: list[StepReport] = []
-        self._weights = Weights(model, self.evaluator.parameters, average)
+        self._weights = Weights(model, self.evaluator.parameters, average, (loss, augment))
         self._admit_weights()
 
     # What goes in
@@ -119,6 +119,8 @@ class Private:
         data = drawing.as_dataset(dataset)
         drawing.check(len(data), batch_size)
         refuse_average(self._goal, sampling)
+        more = epochs * -(-len(data) // batch_size)
+        refuse_other_sampling(self._goal, sampling, batch_size / len(data), self._passes.steps + more)
         self.batch_size = batch_size
         pay, pending = self.account.spend, lambda: self._sums.parts
         drawn = self._passes.draw(data, batch_size, epochs, sampling, workers, spend=pay, pending=pending)
@@ -159,6 +161,7 @@ class Private:
             raise BadValue("private: nothing was given to this step; call step(optimiser, x, y).")
         if self._passes.left is None:
             # Not drawn here: the same samples may be in every step, and in every part that was added to it.
+            refuse_other_sampling(self._goal, "given", 1.0, 1)
             times = max(1, self._sums.parts) ** 2
             self.account.spend(float(times))
             self._passes.give(times)

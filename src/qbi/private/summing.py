@@ -1,5 +1,6 @@
 """Sums of clipped gradients of one batch, in float64, part by part in sizes that do not depend on the data."""
 
+import contextlib
 import logging
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
@@ -9,11 +10,11 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from qbi.errors import BadValue
+from qbi.errors import BadValue, first_line
 from qbi.private.graphs import Graphed
 from qbi.private.incoming import filled, mode_of
 from qbi.private.keystream import Keys, system_key
-from qbi.private.planning import find_plan
+from qbi.private.planning import find_plan, refuse_carrying
 from qbi.private.refusals import refuse_mixing
 from qbi.private.reporting import totals
 from qbi.private.samples import Evaluator, Plan
@@ -42,6 +43,8 @@ class Sums:
         self.seeds: Keys = system_key
         self.parts = 0
         """How many times samples were added since the last release."""
+        self.failed = ""
+        """What ended the training: a sample on which the model failed."""
         self.evaluating = False
         """Whether a model is being run: nothing else of a training happens inside."""
         self._graphed = Graphed(evaluator.model)
@@ -50,6 +53,11 @@ class Sums:
 
     def refuse_inside(self) -> None:
         """A model that trains itself while it is run would count its samples in a sum that nobody expects."""
+        if self.failed:
+            raise BadValue(
+                f"private: the model failed on data ({self.failed}). Going on without that batch would tell of a sample, and without noise; this "
+                "training is over. Mend the model, and create Private anew."
+            )
         if self.evaluating:
             raise BadValue("private: add, step and batches are not called by a model or a loss while they are run.")
 
@@ -66,7 +74,7 @@ class Sums:
         try:
             inputs, targets = tree_map(lambda v: v.to(self.device), (inputs, targets))
             plan = self._planned(inputs, targets, batch_size)
-            with torch.random.fork_rng(devices=[]):
+            with torch.random.fork_rng(devices=[]), self._ended_by_failures():
                 self._seed()
                 for start in range(0, count, plan.at_once):
                     self._add_part(inputs, targets, start, count, plan)
@@ -77,13 +85,24 @@ class Sums:
         finally:
             self.evaluating = False
 
+    @contextlib.contextmanager
+    def _ended_by_failures(self) -> Iterator[None]:
+        """On data, whether something fails is told by a sample: nothing comes after it. Where samples go one by one, it counts for nothing instead."""
+        try:
+            yield
+        except Exception as problem:
+            self.failed = first_line(problem)
+            raise
+
     def _planned(self, inputs: Any, targets: Any, batch_size: int) -> Plan:
         """How the model is run; found out anew where its switches changed."""
         mode = mode_of(self.evaluator.model, self.device)
         if self._plan is None or self._mode != mode:
             refuse_mixing(self.evaluator.model)
             self._mode = mode
-            self._plan = find_plan(self.evaluator, inputs, targets, min(self.at_once, batch_size))
+            plan = find_plan(self.evaluator, inputs, targets, min(self.at_once, batch_size))
+            refuse_carrying(self.evaluator, inputs, targets, plan)
+            self._plan = plan
             if not self._plan.mapped:
                 log.warning("samples go one by one, which is slow: %s", self._plan.reason)
         return self._plan

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from qbi.errors import BadValue
+from qbi.private.beginning import Beginning
 
 State = Mapping[str, Tensor]
 
@@ -20,10 +21,17 @@ class Weights:
         model: whose tensors these are.
         parameters: those that are trained, by name.
         average: decay of a running average of the released weights; none is kept without it.
+        beside: what is called beside the model, such as the loss; what it holds is put back too.
     """
 
-    def __init__(self, model: nn.Module, parameters: Mapping[str, nn.Parameter], average: float | None) -> None:
-        self.model, self.parameters, self.average = model, parameters, average
+    def __init__(
+        self,
+        model: nn.Module,
+        parameters: Mapping[str, nn.Parameter],
+        average: float | None,
+        beside: tuple[Any, ...] = (),
+    ) -> None:
+        self.model, self.parameters, self.average, self.beside = model, parameters, average, beside
         self.optimisers: WeakKeyDictionary[torch.optim.Optimizer, Momentum] = WeakKeyDictionary()
         self.begin()
 
@@ -35,6 +43,7 @@ class Weights:
         self.fixed = {n: v.detach().clone() for n, v in state.items() if n not in self.trained}
         tensors = (*self.model.named_parameters(), *self.model.named_buffers())
         self.others = {n: (v, v.detach().clone()) for n, v in tensors if n not in self.parameters}
+        self.beginning = Beginning(self.model, *self.beside)
         self.kept = {n: p.detach().clone() for n, p in self.parameters.items()}
         self.mean: dict[str, Tensor] | None = None
         self.gradients: Tensor | None = None
@@ -139,6 +148,7 @@ class Weights:
 
     def restore(self) -> None:
         """The weights of the last release, and all else as it was at the beginning: whatever was done to them is undone."""
+        self.beginning.put_back()
         with torch.no_grad():
             for now, before in self.others.values():
                 now.copy_(before)
