@@ -114,6 +114,7 @@ def refuse_carrying(evaluator: Evaluator, inputs: Any, targets: Any, plan: Plan)
     with full_precision(next(iter(evaluator.parameters.values())).device):
         for first, others in _trials(x, y):
             try:
+                sent(first)
                 before, between, after = sent(first), sent(others), sent(first)
             except QbiError:
                 raise
@@ -140,25 +141,27 @@ def refuse_carrying(evaluator: Evaluator, inputs: Any, targets: Any, plan: Plan)
 
 
 def _trials(x: Any, y: Any) -> Iterator[tuple[tuple[Any, Any], tuple[Any, Any]]]:
-    """Pairs of made-up batches, from a secret seed: whoever wrote the weights does not know them. Whole numbers are zeros and ones."""
+    """Pairs of made-up batches, from a secret seed: whoever wrote the weights does not know them. Whole numbers are zeros, then ones."""
     draws = torch.Generator().manual_seed(secrets.randbits(62))
 
     def each(floats: Callable[[Tensor], Tensor], whole: Callable[[Tensor], Tensor]) -> tuple[Any, Any]:
         found: tuple[Any, Any] = tree_map(lambda v: (floats if v.is_floating_point() else whole)(v), (x, y))
         return found
 
-    def bits(v: Tensor) -> Tensor:
-        return torch.randint(2, v.shape, generator=draws).to(v)
-
     def normal(v: Tensor) -> Tensor:
         return torch.randn(v.shape, generator=draws).to(v)
+
+    def large(v: Tensor) -> Tensor:
+        return 1e3 * normal(v) + 1
 
     def share(v: Tensor) -> Tensor:
         return torch.rand(v.shape, generator=draws).to(v)
 
-    yield each(normal, bits), each(lambda v: 1e3 * normal(v) + 1, bits)
-    yield each(share, bits), each(share, bits)
-    yield each(lambda v: 1e-6 * normal(v), bits), each(lambda v: 1e-6 * normal(v), bits)
+    def tiny(v: Tensor) -> Tensor:
+        return 1e-6 * normal(v)
+
+    for floats, others in ((normal, large), (share, share), (tiny, tiny)):
+        yield each(floats, torch.zeros_like), each(others, torch.ones_like)
     yield each(torch.zeros_like, torch.zeros_like), each(torch.ones_like, torch.ones_like)
     yield each(torch.zeros_like, torch.zeros_like), each(torch.ones_like, torch.zeros_like)
 

@@ -81,9 +81,7 @@ class Private:
         **goal: Unpack[Goal],
     ) -> None:
         if at_once < 1 or (average is not None and not 0 < average < 1):
-            raise BadValue(
-                f"private: at_once is {at_once}, average {average}; at_once is at least 1, average lies in (0, 1)."
-            )
+            raise BadValue(f"private: at_once is {at_once}, average {average}; at least 1, and between 0 and 1.")
         self.model, self.penalty = model, penalty
         self.budget, self._goal = Budget.for_goal(**goal), goal
         book = Ledger(ledger) if isinstance(ledger, str) else ledger
@@ -116,8 +114,7 @@ class Private:
         A data set is a tuple of tensors, a `TensorDataset`, or anything with a length and samples by number. A pass costs one participation
         of every sample, also when the loop is left early.
         """
-        data = drawing.as_dataset(dataset)
-        drawing.check(len(data), batch_size)
+        drawing.check(len(data := drawing.as_dataset(dataset)), batch_size)
         refuse_average(self._goal, sampling)
         more = epochs * -(-len(data) // batch_size)
         refuse_other_sampling(self._goal, sampling, batch_size / len(data), self._passes.steps + more)
