@@ -27,7 +27,7 @@ from tables.private import (
     slowest,
     steps,
 )
-from tables.sentences import sentences, sentences_aims, sentences_earlier, sentences_provenance
+from tables.sentences import sentences, sentences_aims, sentences_provenance
 from tables.speed import aggp_step, aggp_steps, audit_times, audits, bench, large_audits, pairs_time
 from tables.stock import (
     filters,
@@ -95,7 +95,6 @@ TABLES: dict[str, Callable[[], str]] = {
 
 VALUES: dict[str, Callable[[], str]] = {
     "sentences-aims": sentences_aims,
-    "sentences-earlier": sentences_earlier,
     "sentences-provenance": sentences_provenance,
     "matching-provenance": matching_provenance,
     "patches-provenance": patches_provenance,

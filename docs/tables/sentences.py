@@ -27,9 +27,6 @@ AIMS = {8: 0.95, 32: 0.80}
 
 HONEST = ("as initialised", "trained for 100 steps")
 
-EARLIER = "earlier"
-"""Rows of a reader that put tokens together by their backprops, and that were not measured again."""
-
 
 def sentences_aims() -> str:
     """What of them was reached: for each model, size and kind of weights."""
@@ -45,13 +42,6 @@ def sentences_aims() -> str:
             parts = [f"{weights} {_reached(row, aim)}" for weights, row in found]
             said.append(f"{model} at B = {size} {', '.join(parts)}")
     return "; ".join(said)
-
-
-def sentences_earlier() -> str:
-    """What is to be known of rows that were not measured again."""
-    marked = any(r.get("reader") == EARLIER for r in load("sentences")["rows"])
-    said = "Rows with a dagger are of an earlier reader, which put tokens together by their backprops; they were not measured again."
-    return said if marked else "All rows are of the reader described here."
 
 
 def _reached(row: dict[str, Any] | None, aim: float) -> str:
@@ -71,5 +61,4 @@ def _row(r: dict[str, Any]) -> list[str]:
     numbers += [f"{100 * r['words']:.0f}", f"{100 * r['tokens']:.0f}"]
     if r["reason"] and not r["tokens"]:
         numbers = ["not decided", "–", "–", "–", "–"]
-    mark = " †" if r.get("reader") == EARLIER else ""
-    return [f"{r['model']}, {r['what']}{mark}", str(r["batch_size"]), str(r["batches"]), *numbers]
+    return [f"{r['model']}, {r['what']}", str(r["batch_size"]), str(r["batches"]), *numbers]

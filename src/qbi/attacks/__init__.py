@@ -1,8 +1,9 @@
 """The server's side: each attack in a file of its own, the registry of all, and the way to mount one on a model."""
 
-from qbi.attacks.base import Attack, Carried, InGramSpace, Knowledge, Mounted, Reading, SampleSource
+from qbi.attacks.base import Attack, Carried, Knowledge, Mounted, Reading, SampleSource
 from qbi.attacks.cascade import Cascade
 from qbi.attacks.copies import Copies
+from qbi.attacks.gram_space import InGramSpace
 from qbi.attacks.imprint import Imprint
 from qbi.attacks.input_range import InputRange
 from qbi.attacks.mirrored import Mirrored

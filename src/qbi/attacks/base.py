@@ -1,15 +1,16 @@
 """What an attack is: the rows it writes, what it does behind them, how it reads an update, and its law where one is known."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import ClassVar, Literal, Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Bool, Float, Float64
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from qbi.attacks.gram_space import InGramSpace
 from qbi.attacks.input_range import InputRange
 from qbi.carrier import Carrier
 from qbi.errors import DataError
@@ -51,27 +52,6 @@ class Knowledge:
     auxiliary: SampleSource | None = None
     settings: Mapping[str, float] = field(default_factory=dict)
     seed: int = 0
-
-
-@dataclass(frozen=True)
-class AuxiliaryGroup:
-    """Auxiliary samples in Gram space: among themselves, and the test samples with them."""
-
-    auxiliary: Float64[Tensor, "a a"]
-    cross: Float64[Tensor, "t a"]
-
-
-@dataclass(frozen=True)
-class InGramSpace:
-    """A batch as its inner products: all that the law of an attack's activations needs.
-
-    `sums` are the sums of each sample's values, for attacks whose rows do not average to zero; `group` gives auxiliary samples.
-    """
-
-    test: Float64[Tensor, "t t"]
-    features: int
-    sums: Float64[Tensor, " t"] | None = None
-    group: Callable[[slice], AuxiliaryGroup] | None = None
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,8 @@ from jaxtyping import Bool, Float64
 from scipy.special import ndtri
 from torch import Tensor
 
-from qbi.attacks.base import Attack, Carried, InGramSpace, Knowledge, Reading, loaded
+from qbi.attacks.base import Attack, Carried, Knowledge, Reading, loaded
+from qbi.attacks.gram_space import InGramSpace
 from qbi.attacks.joint import read_whole
 from qbi.errors import BadValue, require_positive
 from qbi.exposure.pattern import leakage

@@ -13,7 +13,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from qbi.attacks.base import Attack, AuxiliaryGroup, InGramSpace, Knowledge, SampleSource, loaded
+from qbi.attacks.base import Attack, Knowledge, SampleSource, loaded
+from qbi.attacks.gram_space import AuxiliaryGroup, InGramSpace
 from qbi.attacks.qbi import QBI
 from qbi.attacks.search import BLOCK, search, search_together
 from qbi.errors import DataError, require_positive

@@ -9,7 +9,8 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from qbi import theory
-from qbi.attacks.base import Attack, InGramSpace, Knowledge
+from qbi.attacks.base import Attack, Knowledge
+from qbi.attacks.gram_space import InGramSpace
 from qbi.attacks.random_rows import predict
 from qbi.errors import require_positive
 from qbi.gram import law

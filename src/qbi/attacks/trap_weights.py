@@ -9,7 +9,8 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from qbi.attacks.base import Attack, InGramSpace, Knowledge, loaded
+from qbi.attacks.base import Attack, Knowledge, loaded
+from qbi.attacks.gram_space import InGramSpace
 from qbi.attacks.input_range import InputRange
 from qbi.errors import BadValue, DataError, require_positive
 from qbi.exposure.pattern import leakage

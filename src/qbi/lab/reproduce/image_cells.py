@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from qbi.attacks import PAIRS, QBI, Attack, InGramSpace, InputRange, TrapWeights, mount
-from qbi.attacks.base import AuxiliaryGroup
+from qbi.attacks.gram_space import AuxiliaryGroup
 from qbi.carrier import flat
 from qbi.data.images import normalised, unit_pixels
 from qbi.lab.reproduce.cells import Cell, Measured, Result

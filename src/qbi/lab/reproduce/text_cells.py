@@ -5,7 +5,7 @@ from jaxtyping import Float, Float64, Int
 from torch import Tensor, nn
 
 from qbi.attacks import PAIRS, QBI, Attack, InGramSpace, InputRange, TrapWeights, mount
-from qbi.attacks.base import AuxiliaryGroup
+from qbi.attacks.gram_space import AuxiliaryGroup
 from qbi.lab.reproduce.cells import Cell, Measured, Result
 from qbi.lab.reproduce.methods import GramSource, attacks_measured, measured, paper_attacks, tuning_samples
 from qbi.lab.reproduce.real import TrainedOn, real_measured
