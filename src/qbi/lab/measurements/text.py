@@ -43,6 +43,7 @@ class TextTask:
     other: bool = False
     masked: bool = False
     coarse: float = 0.0
+    length: int = LENGTH
 
     @property
     def key(self) -> str:
@@ -72,6 +73,9 @@ def settings() -> Iterator[TextTask]:
     for kind in ("BERT", "GPT-2"):
         yield TextTask(kind, "1,024 wide, as initialised", 64, width=1024)
         yield TextTask(kind, "2,048 wide, as initialised", 128, width=2048)
+        yield TextTask(kind, "1,024 wide, 12 tokens, as initialised", 64, width=1024, length=12)
+        yield TextTask(kind, "2,048 wide, 12 tokens, as initialised", 128, width=2048, length=12)
+        yield TextTask(kind, "2,048 wide, 12 tokens, another batch", 128, width=2048, length=12, other=True)
     yield TextTask("BERT", "256 wide, as initialised", 4, width=256)
     for bits in (72.0, 18.0, 8.0):
         yield TextTask("BERT", f"256 wide, private step, {bits:g} bits", 4, width=256, bits=bits)
@@ -118,7 +122,7 @@ def one_batch(task: TextTask, ids: Tensor, labels: Tensor, device: str = "cpu") 
     where = device if task.bits is None else "cpu"
     made = build(task.kind, task.width, rank=task.rank, seed=SEED)
     made.model.to(where)
-    ids, labels = ids.to(where), labels.to(where)
+    ids, labels = ids[:, : task.length].to(where), labels.to(where)
     if task.steps:
         train(made, ids[HELD:], labels[HELD:], task.steps)
     more = {"bits": task.bits, "other": task.other, "masked": task.masked, "coarse": task.coarse}
