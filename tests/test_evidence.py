@@ -137,7 +137,7 @@ def test_an_error_stands_in_sarif_wherever_the_exit_code_is_one(tmp_path, qbi_he
 
     def outcome(limit):
         code, said = qbi_here("audit", *quick, "--fail-above", limit, "--out", "out")
-        assert code in (0, 1), said
+        assert code in (0, 1, 3), said  # 3: part of the model was not tested
         levels = {r["level"] for r in json.loads((tmp_path / "out/audit.sarif").read_text())["runs"][0]["results"]}
         assert ("error" in levels) == (code == 1)
         assert levels & {"error", "note"}
@@ -146,7 +146,7 @@ def test_an_error_stands_in_sarif_wherever_the_exit_code_is_one(tmp_path, qbi_he
     assert outcome(0.05) == 1
     share = json.loads((tmp_path / "out/audit.json").read_text())["verdict"]["share"]
     assert 0.05 < share < 1
-    assert outcome(repr(share)) == 0
+    assert outcome(repr(share)) == 3  # no more is read, and part of the model was not tested
     assert outcome(repr(share - 1e-6)) == 1
     assert outcome(1.0) == 0
 

@@ -110,7 +110,7 @@ def refuse_carrying(evaluator: Evaluator, inputs: Any, targets: Any, plan: Plan)
         x, y = given
         return _seeded(evaluator, x, y, plan) if plan.mapped else _plain(evaluator, x, y, 0)
 
-    told, problem = False, ""
+    told, enough, problem = False, 0, ""
     with full_precision(next(iter(evaluator.parameters.values())).device):
         for first, others in _trials(x, y):
             try:
@@ -126,8 +126,10 @@ def refuse_carrying(evaluator: Evaluator, inputs: Any, targets: Any, plan: Plan)
                     f"private: the gradient of “{min(carried)}” for the same samples changes once others were there: the model or the loss keeps something "
                     "of them where it cannot be put back, such as a global. Keep it inside of the model, or leave it out."
                 )
-            told |= all(bool(g.isfinite().all()) for found in (before, between, after) for g in found.values())
-            if told:
+            finite = all(bool(g.isfinite().all()) for found in (before, between, after) for g in found.values())
+            told |= finite
+            enough += finite and any(bool(g.any()) for g in before.values())
+            if enough == 2:  # under either label: where a loss is saturated, one of them sends nothing
                 return
     if problem and not told:
         log.warning(
@@ -162,6 +164,7 @@ def _trials(x: Any, y: Any) -> Iterator[tuple[tuple[Any, Any], tuple[Any, Any]]]
 
     for floats, others in ((normal, large), (share, share), (tiny, tiny)):
         yield each(floats, torch.zeros_like), each(others, torch.ones_like)
+        yield each(floats, torch.ones_like), each(others, torch.zeros_like)
     yield each(torch.zeros_like, torch.zeros_like), each(torch.ones_like, torch.ones_like)
     yield each(torch.zeros_like, torch.zeros_like), each(torch.ones_like, torch.zeros_like)
 
