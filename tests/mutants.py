@@ -385,7 +385,7 @@ FAULTS = [
     ),
     ("private/drawing.py", "if rate >= 1:", "if False:", "test_beginning.py"),
     ("private/refusals.py", 'sampling != "poisson" or rate', "rate", "test_beginning.py"),
-    ("private/forgetting.py", "    random.seed(drawn)\n    np", "    np", "test_beginning.py"),
+    ("private/forgetting.py", "    random.seed(drawn)\n    np.random.seed(drawn)\n", "", "test_beginning.py"),
     ("attacks/certifying.py", "FEWEST_OUTPUTS = 3", "FEWEST_OUTPUTS = 1", "test_certifying.py"),
     (
         "attacks/certifying.py",

@@ -1,7 +1,6 @@
 """What happens beside the samples of a step: passes of the owner's own, samples on which a model fails, goals that were stated for other batches."""
 
-import random
-
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -163,12 +162,13 @@ def test_default_arguments_stay_with_their_functions():
     assert [f.__defaults__[0][0] for f in model.made] == [float(n) for n in range(20)]
 
 
-def test_layers_dropped_by_pythons_random_numbers_are_not_the_same_in_every_step():
+def test_layers_dropped_by_numpys_random_numbers_are_not_the_same_in_every_step():
+    """By Python's neither; but those the type checker of these tests draws from as well."""
     chosen = []
 
     class Drops(nn.Linear):
         def forward(self, x):
-            chosen.append(random.random())
+            chosen.append(np.random.random())
             return super().forward(x)
 
     private = Private(Drops(6, 2), F.cross_entropy, bits=72, batch_size=16)
