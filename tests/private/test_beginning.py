@@ -1,5 +1,7 @@
 """What happens beside the samples of a step: passes of the owner's own, samples on which a model fails, goals that were stated for other batches."""
 
+from collections import OrderedDict, deque
+
 import numpy as np
 import pytest
 import torch
@@ -57,6 +59,38 @@ def test_a_pass_between_two_steps_moves_none(kind):
     there = torch.cat([1000 * torch.eye(6)[:1], OTHERS])
     assert torch.equal(total(there), total(OTHERS))
     assert total(OTHERS).norm() > 1
+
+
+class Counts(nn.Module):
+    """Keeps what it has seen in a container, written in place."""
+
+    def __init__(self, kept):
+        super().__init__()
+        self.kept, self.w = kept, nn.Linear(6, 2, bias=False)
+        nn.init.zeros_(self.w.weight)
+
+    def forward(self, x):
+        if not torch._C._functorch.is_batchedtensor(x):
+            number = int(x.abs().sum())
+            if isinstance(self.kept, dict):
+                self.kept[number] = number
+            else:
+                (self.kept.add if isinstance(self.kept, set) else self.kept.append)(number)
+        return self.w(x * (1 + len(self.kept)))
+
+
+@pytest.mark.parametrize("kept", [set, list, deque, dict, bytearray, OrderedDict], ids=lambda k: k.__name__)
+def test_containers_that_a_pass_between_two_steps_wrote_into_are_put_back(kept):
+    def total(evaluated):
+        model = Counts(kept())
+        private = Private(model, bits=72, batch_size=16)
+        for row in evaluated:
+            model(row[None])
+        private.add(0.01 * OTHERS, LABELS)
+        assert not model.kept
+        return private._sums.total.clone()
+
+    assert torch.equal(total(torch.arange(12.0).reshape(2, 6)), total(OTHERS[:0]))
 
 
 SEEN: list[torch.Tensor] = []

@@ -1,18 +1,18 @@
 """What a model and a loss hold beside their weights, as it was when training began: whatever the owner's own passes leave there is undone.
 
 An evaluation between two steps may move a running centre, fill a cache or write a buffer. The next step would be taken with it, and so with
-samples that nobody paid for. Tensors, arrays and numbers are put back, in attributes and in lists, tuples and dictionaries of them. Switches
+samples that nobody paid for. Tensors, arrays and numbers are put back, in attributes and in lists, tuples, sets and dictionaries of them. Switches
 (true or false), texts and other objects are the owner's.
 """
 
 import logging
+from collections import deque
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
-from qbi.private.forgetting import OWN, holders_of
+from qbi.private.forgetting import OWN, holders_of, same_bits
 
 log = logging.getLogger("qbi.private")
 
@@ -58,56 +58,79 @@ class Beginning:
 
 
 class _Image:
-    """A tensor or an array, and what was in it."""
+    """Something that can be written into, and what was in it."""
 
-    def __init__(self, value: Any) -> None:
-        self.value = value
-        self.inside = value.detach().clone() if isinstance(value, Tensor) else value.copy()
+    def __init__(self, value: Any, inside: Any) -> None:
+        self.value, self.inside = value, inside
 
 
 def _image(value: Any) -> Any:
-    if isinstance(value, Tensor | np.ndarray):
-        return _Image(value)
-    if type(value) in (list, tuple):
-        return type(value)(_image(v) for v in value)
-    return {k: _image(v) for k, v in value.items()} if type(value) is dict else value
+    if isinstance(value, Tensor):
+        return _Image(value, value.detach().clone())
+    if isinstance(value, np.ndarray | set | bytearray):
+        return _Image(value, value.copy())
+    if isinstance(value, dict):
+        return _Image(value, {k: _image(v) for k, v in value.items()})
+    if isinstance(value, list | deque):
+        return _Image(value, [_image(v) for v in value])
+    return tuple(_image(v) for v in value) if type(value) is tuple else value
 
 
 def _carries(value: Any) -> bool:
-    if type(value) in (list, tuple, set, frozenset):
-        return any(_carries(v) for v in value)
-    if type(value) is dict:
+    if isinstance(value, _Image):
+        return _carries(value.inside)
+    if isinstance(value, dict):
         return any(_carries(v) for v in value.values())
-    return isinstance(value, _Image | Tensor | np.ndarray | int | float | complex | bytes) and not isinstance(
-        value, bool
-    )
+    if isinstance(value, list | tuple | deque | set | frozenset):
+        return any(_carries(v) for v in value)
+    carriers = Tensor | np.ndarray | int | float | complex | bytes | bytearray
+    return isinstance(value, carriers) and not isinstance(value, bool)
 
 
 def _same(now: Any, before: Any) -> bool:
-    if isinstance(before, _Image):
-        if now is not before.value or now.shape != before.inside.shape or now.dtype != before.inside.dtype:
+    if not isinstance(before, _Image):
+        if type(now) is not type(before):
             return False
-        return bool(torch.equal(now, before.inside) if isinstance(now, Tensor) else np.array_equal(now, before.inside))
-    if type(now) is not type(before):
+        if type(before) is tuple:
+            return len(now) == len(before) and all(_same(a, b) for a, b in zip(now, before, strict=True))
+        # As it is written: zeros of both signs are equal.
+        return now is before or (isinstance(before, int | float | complex | bytes) and repr(now) == repr(before))
+    inside = before.inside
+    if now is not before.value:
         return False
-    if isinstance(before, list | tuple):
-        return len(now) == len(before) and all(_same(a, b) for a, b in zip(now, before, strict=True))
-    if isinstance(before, dict):
-        return now.keys() == before.keys() and all(_same(now[k], before[k]) for k in before)
-    return now is before or (isinstance(before, int | float | complex | bytes) and now == before)
+    if isinstance(now, Tensor):
+        return now.shape == inside.shape and now.dtype == inside.dtype and same_bits(now, inside)
+    if isinstance(now, np.ndarray):
+        return bool(now.shape == inside.shape and now.dtype == inside.dtype and now.tobytes() == inside.tobytes())
+    if isinstance(now, dict):
+        return now.keys() == inside.keys() and all(_same(now[k], inside[k]) for k in inside)
+    if isinstance(now, list | deque):
+        return len(now) == len(inside) and all(_same(a, b) for a, b in zip(now, inside, strict=True))
+    return bool(now == inside)
 
 
 def _original(before: Any) -> Any:
-    if isinstance(before, _Image):
-        value = before.value
-        if isinstance(value, Tensor):
-            with torch.no_grad():
-                value.data = before.inside.clone()
-        elif value.shape == before.inside.shape:
-            value[...] = before.inside
-        else:
-            return np.array(before.inside)
-        return value
-    if type(before) in (list, tuple):
-        return type(before)(_original(v) for v in before)
-    return {k: _original(v) for k, v in before.items()} if type(before) is dict else before
+    """The very object, with what was in it."""
+    if not isinstance(before, _Image):
+        return tuple(_original(v) for v in before) if type(before) is tuple else before
+    value, inside = before.value, before.inside
+    if isinstance(value, Tensor):
+        value.data = inside.clone()
+    elif isinstance(value, np.ndarray):
+        if value.shape != inside.shape:
+            return np.array(inside)
+        value[...] = inside
+    elif isinstance(value, dict):
+        items = {k: _original(v) for k, v in inside.items()}
+        value.clear()
+        value.update(items)
+    elif isinstance(value, list | deque):
+        items_in_order = [_original(v) for v in inside]
+        value.clear()
+        value.extend(items_in_order)
+    elif isinstance(value, set):
+        value.clear()
+        value.update(inside)
+    else:
+        value[:] = inside
+    return value

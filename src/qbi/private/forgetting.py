@@ -82,7 +82,7 @@ def forgetful(*holders: Any, weights: bool = True) -> Iterator[None]:
             cell.cell_contents = _again(value)
         with torch.no_grad():
             for buffer, value in buffers:
-                if not _same_bits(buffer, value):  # torch counts writes
+                if not same_bits(buffer, value):  # torch counts writes
                     buffer.copy_(value)
         for changed, before, values in defaults:
             changed.__defaults__ = tuple(b if isinstance(b, FIXED) else v for b, v in zip(before, values, strict=True))
@@ -189,7 +189,7 @@ def _again(value: Any) -> Any:
     return value
 
 
-def _same_bits(one: Tensor, other: Tensor) -> bool:
+def same_bits(one: Tensor, other: Tensor) -> bool:
     """Zeros of both signs are equal, and not the same."""
     signs = one.is_floating_point()
     return torch.equal(one, other) and (not signs or torch.equal(one.signbit(), other.signbit()))
